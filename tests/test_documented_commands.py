@@ -50,7 +50,6 @@ STAND_INS = {
     "runs/NAME": "runs/esm2ae",
 }
 QUICK = {
-    "design evaluate": ["--evaluate.steps", "2"],
     "design generate": ["--generate.steps", "2", "--generate.number", "1"],
     "mutations campaign": ["--campaign.rounds", "2"],
     "mutations propose": ["--propose.number", "4"],

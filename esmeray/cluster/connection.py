@@ -41,8 +41,6 @@ MAX_CHARACTERS = 400
 """Maximum length of Ray's reason in an error. If the dashboard fails to start, the reason has twenty lines of a log,
 whose path comes first."""
 
-NOT_UPLOADED = [".git", ".venv", "runs", "stores", "wandb", "tests", "docs", "benchmarks", "**/__pycache__"]
-
 
 def cluster_resources() -> list[NodeResources]:
     return [_resources(node["Resources"]) for node in ray.nodes() if node["Alive"]]
@@ -161,7 +159,7 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
     with _environment(variables):
         try:
             try:
-                context = _start_local(section) if address == LOCAL else _join(address)
+                context = _start_local() if address == LOCAL else _join(address)
             except Exception as error:  # Ray (2.60) raises Exception itself if a start fails or takes too long
                 where = "could be started" if address == LOCAL else f"could be used at {address}"
                 raise ResourceError(
@@ -202,7 +200,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
             os.environ.update({} if value is None else {name: value})
 
 
-def _start_local(section: RaySection) -> BaseContext:
+def _start_local() -> BaseContext:
     # The same resources as in the placement of workers, which is done before Ray starts.
     ((cpus, gpus),) = local_resources()
     # A lock, because two clusters that start at once would choose the same port.
@@ -217,7 +215,6 @@ def _start_local(section: RaySection) -> BaseContext:
             # Without a dashboard, Ray Train's cleaner (Ray 2.60) warns every second.
             include_dashboard=True,
             dashboard_host="127.0.0.1",
-            dashboard_port=section.dashboard_port,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, OneOrMore, PositiveInt, Section
 
@@ -27,8 +27,6 @@ class RaySection(Section):
     max_failures: NonNegativeInt = 3
     """Maximum number of consecutive losses of workers to machine faults, without a new checkpoint in between, after
     which the workers are replaced."""
-    dashboard_port: Annotated[int, Field(gt=0, le=65535)] | None = None
-    """Port of Ray's dashboard on 127.0.0.1, for a local cluster. Default: 8265, or the next free port."""
 
     @model_validator(mode="after")
     def _some_number_of_workers(self) -> "RaySection":

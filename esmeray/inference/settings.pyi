@@ -52,7 +52,6 @@ class DesignSettings(TypedDict, total=False):
     temperature: float
     steps: int
     guidance: float
-    order: Literal["confidence", "random"]
     seed: int
     known: str | Path | None
 

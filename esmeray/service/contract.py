@@ -12,6 +12,8 @@ MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
 """Outputs that only the service has, all of them logits: for the M masked tokens of a sequence (M, K), for each residue
 masked in turn (L results of (1, K)), and for residues decoded from latents (L, K)."""
 
+REQUESTS = 512
+"""Maximum number of concurrent requests of an ingress replica."""
 DRAIN_S = 30.0
 """Seconds to finish ongoing requests when a replica or the service ends."""
 

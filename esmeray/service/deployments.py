@@ -15,7 +15,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from esmeray.cluster.connection import default_precision
-from esmeray.service.contract import DRAIN_S
+from esmeray.service.contract import DRAIN_S, REQUESTS
 from esmeray.service.http.app import build_app
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, IndexCall, Models
@@ -85,7 +85,7 @@ def application(config: ServeSection, device: str) -> serve.Application:
         # Reserve no core, since a machine of one core would have no room for it.
         ray_actor_options={"num_cpus": 0},
         # More than the guard accepts, so that it refuses with a reason and Serve's proxy does not queue.
-        max_ongoing_requests=2 * config.limits.requests,
+        max_ongoing_requests=2 * REQUESTS,
         graceful_shutdown_timeout_s=DRAIN_S,
         # A successor starts before the ingress ends, since requests would wait otherwise. It reserves no cores.
         max_surge_percent=100,

@@ -95,8 +95,6 @@ class LimitsSection(Section):
     body_bytes: PositiveInt = 16_000_000
     """Maximum number of bytes of a request's body. All bodies in an ingress replica at once have at most four times as
     many; bodies of up to 64 kB are accepted beyond this."""
-    requests: PositiveInt = 512
-    """Maximum number of concurrent requests of an ingress replica."""
     timeout_s: PositiveFloat = 120.0
     """Maximum time in seconds until a request is answered."""
 
@@ -228,18 +226,16 @@ class QuerySection(Section):
     input: list[str] = Field(min_length=1)
     """FASTA files, folders or globs."""
     output: Path
-    """File to write the answers to."""
+    """File to write: .parquet for embeddings, .tsv for the classes of a classifier."""
     # Any name, since the service may have outputs that this machine does not know; it refuses unknown ones.
     task: str = "mean"
-    """Requested output of the model, e.g. mean or residues, or classify. GET /v1/models lists the outputs."""
+    """Requested output of the model for a Parquet file, e.g. mean or residues. GET /v1/models lists the outputs."""
     model: str | None = None
     """Name of the model in the service. Default: the service's first."""
     address: str = "http://127.0.0.1:8000"
     """Address of the service, e.g. http://HOST:8000."""
     key_file: Path | None = None
     """File with the API key. Default: ESMERAY_KEY, if set."""
-    concurrency: PositiveInt = 8
-    """Number of requests that are sent at once."""
 
 
 def _name(source: str) -> str:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -28,7 +29,6 @@ from esmeray.train_config.section import (
     KeyPath,
     Overrides,
     Section,
-    is_section,
     list_type,
     may_be_none,
     metavar,
@@ -112,27 +112,46 @@ Arguments = TypeVar("Arguments", bound=Command)
 
 @dataclass(frozen=True)
 class Main:
-    """``main(argv)`` of a command. ``schema`` describes its arguments."""
+    """``main(argv)`` of a command, made from the function that does its work and returns its exit code (None: 0).
+
+    The function's parameters are the sections and words of the command. Two types have a meaning of their own:
+
+    - :class:`OutputWriter` writes the outputs; it adds the flag ``--overwrite``.
+    - ``Overrides`` are settings of an experiment, not validated yet, which override the settings of a run.
+    """
 
     name: str
     text: str | None
     made_by: str
     work: Callable[..., int | None]
-    schema: type[Command]
+
+    @property
+    def schema(self) -> type[Command]:
+        """The sections and words."""
+        fields: dict[str, Any] = {}
+        for name, parameter in signature(self.work).parameters.items():
+            if parameter.annotation is OutputWriter:
+                fields["overwrite"] = Overwrite, False
+            elif parameter.annotation is not Overrides:
+                fields[name] = parameter.annotation, ... if parameter.default is parameter.empty else parameter.default
+        # Descriptions are in the annotations. By default pydantic also searches the source of each caller for them,
+        # which takes 0.1 s.
+        return create_model("Arguments", __base__=Command, __cls_kwargs__={"use_attribute_docstrings": False}, **fields)
 
     def __call__(self, argv: list[str]) -> int:
-        parameters = signature(self.work).parameters
+        kinds = {name: parameter.annotation for name, parameter in signature(self.work).parameters.items()}
         run: type[Section] = Section
-        if "overrides" in parameters:
+        if Overrides in kinds.values():
             from esmeray.training.config import Config  # imported here: it loads the sections of all tasks
 
             run = Config
         arguments, overrides = parse(argv, self.name, self.text, self.schema, run)
         values = dict(arguments)
-        if "writer" in parameters:
-            values["writer"] = OutputWriter(self.made_by, values.pop("overwrite"))
-        if "overrides" in parameters:
-            values["overrides"] = overrides
+        for name, kind in kinds.items():
+            if kind is OutputWriter:
+                values[name] = OutputWriter(self.made_by, values.pop("overwrite"))
+            elif kind is Overrides:
+                values[name] = overrides
         from esmeray.common.progress import working  # imported here: not needed if the arguments are wrong
 
         with working(f"{self.name}: working"):
@@ -140,33 +159,8 @@ class Main:
 
 
 def command(name: str, text: str | None, made_by: str = "") -> Callable[[Callable[..., int | None]], Main]:
-    """Make ``main(argv)`` from the function that does a command's work and returns its exit code (None: 0).
-
-    The parameters of the function are the sections and words of the command. Two parameters have a special meaning:
-
-    - ``writer`` is the :class:`OutputWriter` that writes the outputs; it adds the flag ``--overwrite``.
-    - ``overrides`` holds settings of an experiment, not validated yet, which override the settings of a run.
-
-    ``text`` is the docstring of the command's module.
-    """
-    return lambda work: Main(name, text, made_by, work, _schema_of(work))
-
-
-def _schema_of(work: Callable[..., int | None]) -> type[Command]:
-    parameters = signature(work).parameters
-    fields: dict[str, Any] = {"overwrite": (Overwrite, False)} if "writer" in parameters else {}
-    for key, parameter in parameters.items():
-        if key not in ("writer", "overrides"):
-            default = ... if parameter.default is parameter.empty else parameter.default
-            # A section has a default if all its settings have one.
-            if is_section(parameter.annotation) and not any(
-                field.is_required() for field in parameter.annotation.model_fields.values()
-            ):
-                default = parameter.annotation()
-            fields[key] = (parameter.annotation, default)
-    # Descriptions are in the annotations. By default pydantic also searches the source of each caller for them, which
-    # takes 0.1 s.
-    return create_model("Arguments", __base__=Command, __cls_kwargs__={"use_attribute_docstrings": False}, **fields)
+    """Make ``main(argv)`` from a function. ``text`` is the docstring of the command's module."""
+    return partial(Main, name, text, made_by)
 
 
 def parse(
@@ -177,7 +171,7 @@ def parse(
     If help is requested, prints it and ends the process. Raises ConfigError with one line per problem.
     """
     words, overrides = read_words(argv, name, text, schema, run)
-    own: Overrides = {(name,): getattr(words, name) for (name,) in own_settings(schema)}
+    own: Overrides = {(word,): getattr(words, word) for (word,) in own_settings(schema)}
     of_run: Overrides = {}
     for key, value in overrides.items():
         (own if key[0] in schema.model_fields else of_run)[key] = value

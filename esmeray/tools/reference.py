@@ -1,6 +1,7 @@
 """docs/config.md: every setting with type, default and description. ``make docs`` generates it from the schemas."""
 
 import typing
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,20 +39,34 @@ COMMANDS_HEAD = """
 # Settings of commands
 
 Set them as `--section.key VALUE`, or in a file given by `--config`. Sections that experiments have too are described
-above.
+above. Settings that several commands have come first; each of these commands links to them.
 """
+
+Sections = dict[type[Section], str]
+"""Heading of each class whose settings several sections inherit."""
 
 
 def config_reference() -> str:
     """Return docs/config.md as Markdown."""
-    page = HEAD + _sections(Config, "") + TUNE_HEAD + _sections(TuneConfig, "tune") + COMMANDS_HEAD
-    for command, schema in command_schemas().items():
+    page = HEAD + _sections(Config, "", {}) + TUNE_HEAD + _sections(TuneConfig, "tune", {}) + COMMANDS_HEAD
+    commands = command_schemas()
+    shared = _shared([section for schema in commands.values() for section in own_sections(schema).values()])
+    for section, heading in shared.items():
+        page += f"\n## {heading}\n{_table(_declared(section)[section])}"
+    for command, schema in commands.items():
         page += f"\n`esmeray {command}`\n"
-        for name, field in schema.model_fields.items():
-            # Sections of an experiment have the same meaning here, and are described above.
-            if is_section(field.annotation) and name not in Config.model_fields:
-                page += _sections(field.annotation, name)
+        for name, section in own_sections(schema).items():
+            page += _sections(section, name, shared)
     return page
+
+
+def own_sections(schema: type[Section]) -> dict[str, type[Section]]:
+    """Return a command's sections, without those of an experiment, which have the same meaning there."""
+    return {
+        name: field.annotation
+        for name, field in schema.model_fields.items()
+        if name not in Config.model_fields and is_section(field.annotation)
+    }
 
 
 def command_schemas() -> dict[str, type[Command]]:
@@ -62,25 +77,49 @@ def command_schemas() -> dict[str, type[Command]]:
         for module in alone + subcommands(command):
             loaded = import_module(f"esmeray.tools.{command}.{module}")
             schema = getattr(loaded.main, "schema", getattr(loaded, "Arguments", Command))
-            # Commands without sections of their own have no settings to describe.
-            sections = {name for name, field in schema.model_fields.items() if is_section(field.annotation)}
-            if sections - Config.model_fields.keys():
+            if own_sections(schema):
                 schemas[command if module in alone else f"{command} {module}"] = schema
     return schemas
 
 
-def _sections(schema: type[Section], name: str) -> str:
-    """Tables of a schema and of the sections in it."""
+def _declared(section: type[Section]) -> dict[type[Section], dict[str, FieldInfo]]:
+    """Settings of a section by the class that declares them, the section itself or one of its bases."""
+    declared: dict[type[Section], dict[str, FieldInfo]] = {}
+    for (name,), field in own_settings(section).items():
+        owner = next(base for base in section.__mro__ if name in vars(base).get("__annotations__", {}))
+        declared.setdefault(owner, {})[name] = field
+    return declared
+
+
+def _shared(sections: list[type[Section]]) -> Sections:
+    """Headings of the classes that declare settings of several of these sections."""
+    number = Counter(owner for section in sections for owner in _declared(section))
+    return {owner: (owner.__doc__ or "").partition(".")[0] for owner, count in number.items() if count > 1}
+
+
+def _sections(schema: type[Section], name: str, shared: Sections) -> str:
+    """Tables of a schema and of the sections in it, with links to shared settings."""
     page = ""
     for path, section in sections_of(schema).items():
         title = ".".join((name, *path)).lstrip(".")
-        rows = [
-            f"| `{key}` | {_type(field)} | {_default(field)} | {_cell(' '.join((field.description or '').split()))} |"
-            for (key,), field in own_settings(section).items()
-        ]
         page += f"\n## {title}\n\n{(section.__doc__ or '').strip()}\n" if title else ""
-        page += "\n".join(["", "| key | type | default | |", "|---|---|---|---|", *rows, ""]) if rows else ""
+        own: dict[str, FieldInfo] = {}
+        for owner, settings in _declared(section).items():
+            if owner in shared:
+                anchor = shared[owner].lower().replace(",", "").replace(" ", "-")  # as GitHub makes it from a heading
+                page += f"\nAlso `{'`, `'.join(settings)}`: see [{shared[owner]}](#{anchor}).\n"
+            else:
+                own |= settings
+        page += _table(own)
     return page
+
+
+def _table(settings: dict[str, FieldInfo]) -> str:
+    rows = [
+        f"| `{key}` | {_type(field)} | {_default(field)} | {_cell(' '.join((field.description or '').split()))} |"
+        for key, field in settings.items()
+    ]
+    return "\n".join(["", "| key | type | default | |", "|---|---|---|---|", *rows, ""]) if rows else ""
 
 
 def _type(field: FieldInfo) -> str:

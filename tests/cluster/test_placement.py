@@ -14,23 +14,6 @@ from esmeray.common.errors import ResourceError
 
 
 @pytest.mark.parametrize(
-    ("nodes", "count", "cpus_each"),
-    [
-        ([(1, 0)], 1, 1),
-        ([(64, 0)], 2, 32),
-        ([(3, 0), (3, 0), (3, 0)], 2, 3),
-        ([(64, 0), (8, 4), (8, 4)], 8, 2),
-    ],
-    ids=str,
-)
-def test_auto_is_a_worker_a_gpu_and_two_without(nodes, count, cpus_each):
-    nodes = [NodeResources(*node) for node in nodes]
-    workers = place_workers(RaySection(), nodes)
-    assert (workers.count, workers.cpus_each) == (count, cpus_each)
-    assert workers.use_gpu == any(node.gpus for node in nodes)
-
-
-@pytest.mark.parametrize(
     ("asked", "nodes", "reason"),
     [
         (
@@ -53,27 +36,33 @@ def test_more_than_the_cluster_has_is_refused_with_what_it_has(asked, nodes, rea
         place_workers(RaySection(**asked), [NodeResources(*node) for node in nodes])
 
 
+RANGE = RaySection(num_workers=(1, 8), allowed_workers=[1, 2, 4, 16])
+
+
 @pytest.mark.parametrize(
-    ("nodes", "placed", "held"),
+    ("section", "nodes", "placed"),
     [
-        ([(1, 0)], (1, 1), 1),
-        ([(16, 0), (16, 0)], (4, 8), 4),
-        ([(7, 0)], (4, 1), 4),
-        ([(16, 4), (2, 8)], (4, 4), 4),
-        ([(48, 3)], (2, 24), 2),
+        # A worker per GPU; without GPUs two, or one on a single core.
+        (RaySection(), [(1, 0)], (1, 1)),
+        (RaySection(), [(64, 0)], (2, 32)),
+        (RaySection(), [(3, 0), (3, 0), (3, 0)], (2, 3)),
+        (RaySection(), [(64, 0), (8, 4), (8, 4)], (8, 2)),
+        # The largest number of a range that fits.
+        (RANGE, [(1, 0)], (1, 1)),
+        (RANGE, [(16, 0), (16, 0)], (4, 8)),
+        (RANGE, [(7, 0)], (4, 1)),
+        (RANGE, [(16, 4), (2, 8)], (4, 4)),
+        (RANGE, [(48, 3)], (2, 24)),
+        (RaySection(num_workers=(1, 4), cpus_per_worker=8), [(16, 0)], (2, 8)),
     ],
     ids=str,
 )
-def test_the_largest_number_of_a_range_that_fits_is_placed(nodes, placed, held):
-    section = RaySection(num_workers=(1, 8), allowed_workers=[1, 2, 4, 16])
+def test_as_many_workers_as_fit_are_placed(section, nodes, placed):
     nodes = [NodeResources(*node) for node in nodes]
     workers = place_workers(section, nodes)
-    assert (workers.count, workers.cpus_each) == placed
-    assert workers.allowed == (1, 2, 4) and workers.numbers == "1 to 4"
-    assert workers.largest(nodes) == held
-    assert workers.largest(nodes * 8) == 4
-    assert workers.largest([NodeResources(0, 0)]) == 0
-    assert place_workers(RaySection(num_workers=(1, 4), cpus_per_worker=8), [NodeResources(16, 0)]).count == 2
+    assert (workers.count, workers.cpus_each, workers.use_gpu) == (*placed, any(node.gpus for node in nodes))
+    assert workers.largest(nodes) == workers.count and workers.largest([NodeResources(0, 0)]) == 0
+    assert workers.largest(nodes * 8) == max(workers.allowed)
 
 
 def test_the_address_of_a_started_cluster_is_found_where_ray_leaves_it(monkeypatch, tmp_path):

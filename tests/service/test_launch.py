@@ -2,7 +2,6 @@
 
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +10,7 @@ from esmeray.common.errors import ConfigError, EsmerayError
 from esmeray.inference.index.build import make_index
 from esmeray.inference.index.section import IndexSection
 from esmeray.model.export.backbone import export
-from esmeray.service import launch, running
+from esmeray.service import launch
 from esmeray.service.replicas.computer import Computer
 from esmeray.service.section import ServedModel, ServiceSettings
 from tests.embeddings import make_embeddings, random_vectors
@@ -53,15 +52,3 @@ def test_a_taken_port_or_missing_model_is_refused_before_ray_starts(tmp_path: Pa
         port = other.getsockname()[1]
         where = f"the service can't listen on 127.0.0.1:{port} (Address already in use)"
         assert refusal(text, port) == f"4 serve.port: {where}; choose another"
-
-
-def test_a_proxy_that_is_slow_to_come_up_is_waited_for_with_a_line(monkeypatch, capsys):
-    def start(**_: object) -> None:
-        raise TimeoutError("HTTP proxies not available after 60s.")
-
-    states = [{"a": "STARTING"}, {"a": "HEALTHY", "b": "STARTING"}, {"a": "HEALTHY", "b": "HEALTHY"}]
-    serve = SimpleNamespace(start=start, status=lambda: SimpleNamespace(proxies=states.pop(0)))
-    monkeypatch.setattr(running, "serve", serve)
-    monkeypatch.setattr(running.time, "sleep", lambda _: None)
-    running.start_proxies({}, print)
-    assert capsys.readouterr().out.count("\n") == 1 and not states

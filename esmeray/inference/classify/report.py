@@ -1,11 +1,11 @@
-"""Report of an evaluation: metrics with intervals, baselines, mistakes and plots.
+"""Report of an evaluation: metrics with intervals, baselines and plots.
 
 The report folder holds:
 
 - evaluation.json: all values
 - report.md: the report to read
-- confusion.tsv: the confusion matrix as counts, true classes as rows
-- plots as PNG
+- confusion.tsv: the confusion matrix as counts, true classes as rows; not for several labels or numbers
+- confusion.png: the matrix as a picture, for up to 100 classes
 
 Shape legend: N records, R concatenated residues of all records, C classes, labels or columns.
 """
@@ -28,7 +28,7 @@ from esmeray.dataset.targets import has_target
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines
 from esmeray.inference.classify.labelled import LabelledTexts
-from esmeray.inference.classify.plots import draw_confusion, draw_predictions, draw_reliability, draw_roc_pr
+from esmeray.inference.classify.plots import MAX_CLASSES, draw_confusion
 from esmeray.model.metrics.classification import (
     bootstrap_intervals,
     classification_metrics,
@@ -36,8 +36,6 @@ from esmeray.model.metrics.classification import (
     metrics_of_each,
 )
 
-_CONFUSED_PAIRS = 15
-_EXAMPLES = 3
 _CLASSES_SHOWN = 100
 
 _WITH_UNIT = ("mse", "mae")
@@ -149,7 +147,6 @@ def evaluation_of(
         "classes": [
             {"name": name, **metrics} for name, metrics in zip(scored.label_space.names, of_classes, strict=True)
         ],
-        **({} if kind in ("multilabel", "regression") else {"confused": _confused(scored)}),
     }
 
 
@@ -172,11 +169,6 @@ def write_report(
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
     _draw(folder, scored)  # first, because the report links the existing plots
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
-    if "confused" in evaluation:
-        names = scored.label_space.names
-        pd.DataFrame(confusion_matrix(scored.probabilities, scored.targets), names, names).to_csv(
-            folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n"
-        )
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     # NaN is not valid JSON; undefined metrics have been left out.
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
@@ -213,53 +205,17 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
 
 
 def _draw(folder: Path, scored: Scored) -> None:
-    probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
-    if scored.label_space.kind == "regression":
-        draw_predictions(folder / "predictions.png", probabilities, targets, names)
-        return
-    draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
-    draw_reliability(folder / "reliability.png", probabilities, targets)
-    if scored.label_space.kind != "multilabel":
-        draw_confusion(folder / "confusion.png", confusion_matrix(probabilities, targets), names)
-
-
-def _confused(scored: Scored) -> list[dict[str, Any]]:
-    """Pairs of true and predicted class, most frequent first, each with ids of the most confident mistakes."""
-    names, targets, groups = scored.label_space.names, scored.targets, scored.groups
-    matrix_CC = confusion_matrix(scored.probabilities, targets)
-    wrong_CC = matrix_CC - np.diag(np.diag(matrix_CC))
-    order = np.argsort(-wrong_CC, axis=None, kind="stable")[:_CONFUSED_PAIRS]
-    predicted, confidence = scored.probabilities.argmax(axis=1), scored.probabilities.max(axis=1)
-    pairs: list[dict[str, Any]] = []
-    for truth, other in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
-        if not wrong_CC[truth, other]:
-            break
-        # Ids of examples. A protein is listed once, regardless of the number of confused residues.
-        rows = np.flatnonzero((targets == truth) & (predicted == other))
-        # Most confident first: these are likely wrong labels, or something else that the model has learnt.
-        rows = rows[np.argsort(-confidence[rows], kind="stable")]
-        records = rows if groups is None else groups[rows]
-        pairs.append(
-            {
-                "truth": names[truth],
-                "predicted": names[other],
-                "rows": int(wrong_CC[truth, other]),
-                "share": float(wrong_CC[truth, other] / matrix_CC[truth].sum()),
-                "examples": [scored.ids[record] for record in dict.fromkeys(records.tolist())][:_EXAMPLES],
-            }
-        )
-    return pairs
+    names = scored.label_space.names
+    if scored.label_space.kind not in ("multilabel", "regression"):
+        counts_CC = confusion_matrix(scored.probabilities, scored.targets)
+        table = pd.DataFrame(counts_CC, names, names)
+        table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
+        if len(names) <= MAX_CLASSES:
+            draw_confusion(folder / "confusion.png", counts_CC, names)
 
 
 def _report_text(evaluation: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", "", *metrics_lines(evaluation, evaluation["best_of"])]
-    if evaluation.get("confused"):
-        rows = [
-            [pair["truth"], pair["predicted"], f"{pair['rows']:,}", f"{pair['share']:.1%}", ", ".join(pair["examples"])]
-            for pair in evaluation["confused"]
-        ]
-        header = ["truth", "predicted", "number", "share of the true class", "most confident examples"]
-        lines += ["## Most frequent confusions", "", *table_lines(header, rows), ""]
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from esmeray.inference.settings import DesignSettings
     from esmeray.tasks.diffusion.model import SequenceDiffusion
 
+Positions = tuple[int, ...]
 MADE_BY = "generate"
 TASK = "diffusion"
 
@@ -79,8 +80,6 @@ class GenerateSection(DesignStructuresSection):
     """Number of denoising steps per sequence."""
     guidance: NonNegativeFloat = 1.0
     """Weight of the structure; above 1 it has more influence than in training."""
-    order: Literal["confidence", "random"] = "confidence"
-    """Order in which positions are decided: the most confident first, or random."""
     seed: NonNegativeInt = 0
     """Seed of the random draws."""
     known: Path | None = None
@@ -136,41 +135,52 @@ def design(
         known = None if section.known is None else Store(section.known)
         fixed = [fixed_positions(section.fix, item) for item in items]
         tied = [tied_positions(section.tie, item) for item in items]
-        diffusion, label = load_model(model, section)
-        from esmeray.alignment.scoring import scoring  # here: they load parasail, torch and Matplotlib
-        from esmeray.alignment.search import Search
-        from esmeray.inference.design.report import design_table, pd, write_designs
-        from esmeray.inference.design.sampling import Request, generate
-
-        sampling = section.model_dump(include={"temperature", "steps", "guidance", "order"})
-        requests = [
-            Request(item, positions, section.omit, groups, label, **sampling)
-            for item, (positions, _), groups in zip(items, fixed, tied, strict=True)
-        ]
-        search = None if known is None else Search(known, scoring())
-        tables: list[pd.DataFrame] = []
+        positions = [indices for indices, _ in fixed]
         made = nullcontext() if output is None else made_folder(section.output.absolute(), MADE_BY, overwrite)
-        with made as folder, record_bar("generating") as bar:
-            for request in requests:
-                designs = []
-                generated = generate(diffusion, request, section.number, seed=section.seed, tokens=section.tokens)
-                for done, item in enumerate(generated, len(tables) * section.number + 1):
-                    designs.append(item)
-                    bar(done / (len(requests) * section.number), done)
-                table = design_table(diffusion, request, designs, search, section.tokens)
-                # Without a structure there is no native residue to recover.
-                tables.append(table if section.structures else table.drop(columns="recovery"))
-                # Appended structure by structure: the probabilities of all designs would need much memory.
-                if folder is not None:
-                    write_designs(folder, request, designs, tables[-1])
-    table = pd.concat(tables, ignore_index=True)
-    positions, absent = zip(*fixed, strict=True)
-    notes = {
-        f"{counted(sum(map(len, positions)), 'residue{s}')} fixed": section.fix,
-        f"{counted(sum(absent), 'residue number{s}')} in the ranges missing from the structures": any(absent),
-    }
-    table.attrs[NOTES] = [line for line, is_shown in notes.items() if is_shown]
+        with made as folder:
+            table = _generated(model, section, list(zip(items, positions, tied, strict=True)), known, folder)
+    absent = sum(number for _, number in fixed)
+    table.attrs[NOTES] = []
+    if section.fix:
+        table.attrs[NOTES].append(f"{counted(sum(map(len, positions)), 'residue{s}')} fixed")
+    if absent:
+        numbers = counted(absent, "residue number{s}")
+        table.attrs[NOTES].append(f"{numbers} in the ranges missing from the structures")
     return table
+
+
+def _generated(
+    model: str | Path,
+    section: GenerateSection,
+    items: list[tuple[Structure, Positions, tuple[Positions, ...]]],
+    known: Store | None,
+    folder: Path | None,
+) -> "pd.DataFrame":
+    """Generate for each structure, with its fixed and tied positions. Write to the folder, if there is one."""
+    diffusion, label = load_model(model, section)
+    from esmeray.alignment.scoring import scoring  # here: they load parasail, torch and Matplotlib
+    from esmeray.alignment.search import Search
+    from esmeray.inference.design.report import design_table, pd, write_designs
+    from esmeray.inference.design.sampling import Request, generate
+
+    sampling = section.model_dump(include={"temperature", "steps", "guidance"})
+    search = None if known is None else Search(known, scoring())
+    tables: list[pd.DataFrame] = []
+    with record_bar("generating") as bar:
+        for structure, fixed, tied in items:
+            request = Request(structure, fixed, section.omit, tied, label, **sampling)
+            designs = []
+            generated = generate(diffusion, request, section.number, seed=section.seed, tokens=section.tokens)
+            for done, item in enumerate(generated, len(tables) * section.number + 1):
+                designs.append(item)
+                bar(done / (len(items) * section.number), done)
+            table = design_table(diffusion, request, designs, search, section.tokens)
+            # Without a structure there is no native residue to recover.
+            tables.append(table if section.structures else table.drop(columns="recovery"))
+            # Appended structure by structure: the probabilities of all designs would need much memory.
+            if folder is not None:
+                write_designs(folder, request, designs, tables[-1])
+    return pd.concat(tables, ignore_index=True)
 
 
 def exported_design(source: str | Path) -> Path:

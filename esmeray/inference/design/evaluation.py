@@ -11,9 +11,9 @@ Shape legend: L residues of a protein, S states, A = 20 amino acids.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
@@ -31,8 +31,8 @@ ELEMENTS = "abc"
 _CONTACT, _BURIED = 10.0, 18
 """Contact distance between CA atoms in Å, and the minimum number of contacts of a buried residue."""
 _DRAWS = 1000
-_Statistic: TypeAlias = Callable[[NDArray[np.int64]], float]
-"""A statistic of the proteins with these indices."""
+STEPS = 20
+"""Number of denoising steps per sequence."""
 
 
 @dataclass
@@ -52,7 +52,6 @@ def evaluate_designs(
     store: StructureStore,
     records: NDArray[np.int64],
     *,
-    steps: int = 20,
     tokens: int = DEFAULT_TOKENS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
@@ -73,13 +72,11 @@ def evaluate_designs(
         if not (judged and np.isfinite(structure.coordinates[:, 1, 0]).any()):
             continue
         # At temperature 0 there is one design, so recovery depends on the model only.
-        (design,) = generate(model, Request(structure, temperature=0.0, steps=steps), 1, tokens=tokens)
+        (design,) = generate(model, Request(structure, temperature=0.0, steps=STEPS), 1, tokens=tokens)
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
         proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
     if not proteins:
-        raise DataError(
-            f"{store.path}: none of the {records.size} records has a structure; give --evaluate.predictions"
-        )
+        raise DataError(f"{store.path}: none of the {records.size} records has a structure; give a store of structures")
     return _summed(proteins, records.size - len(proteins))
 
 
@@ -136,45 +133,44 @@ def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDA
 
 
 def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
-    """Compute median recoveries and perplexities over proteins, with bootstrap intervals."""
-    columns = {name: np.array([protein[name] for protein in proteins]) for name in proteins[0]}
-    lengths_N, right_N = columns["length"], columns["right"]
+    """Compute metrics over all proteins and over the short ones, with bootstrap intervals."""
+    table = pd.DataFrame(proteins)
+    metrics = _with_intervals(table)
+    short = table[table["length"] <= SHORT]
+    if len(short):
+        of_short = _with_intervals(short)
+        for name in ("median recovery", "perplexity"):
+            metrics[f"{name}, to {SHORT} residues"] = of_short[name]
+    return Evaluation(len(proteins), left_out, metrics)
 
-    def median(name: str) -> _Statistic:
-        return lambda rows: float(np.median(columns[name][rows]))
 
-    def gain(name: str) -> _Statistic:
-        return lambda rows: float(np.mean((right_N - columns[name])[rows]))
+def _with_intervals(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+    rows_N = np.arange(len(table))
+    drawn = resamplings(len(table), _DRAWS, seed=0)
+    resampled = pd.DataFrame([_metrics(table.iloc[np.repeat(rows_N, counts_N)]) for counts_N in drawn])
+    metrics = {}
+    for name, value in _metrics(table).items():
+        if np.isfinite(value):  # not finite if e.g. no protein has a buried residue
+            low, high = percentile_interval(resampled[name]) or (np.nan, np.nan)
+            metrics[name] = float(value), low, high
+    return metrics
 
-    def perplexity(name: str) -> _Statistic:
-        # Perplexity is averaged over residues, as it is defined. Recovery is a median over proteins, as in the papers.
-        return lambda rows: float(np.exp(np.average(columns[name][rows], weights=lengths_N[rows])))
 
-    def within(name: str) -> _Statistic:
-        hits_N, sizes_N = columns[f"hits, {name}"], columns[f"size, {name}"]
-        return lambda rows: float(hits_N[rows].sum() / sizes_N[rows].sum()) if sizes_N[rows].any() else np.nan
-
-    everyone, short = np.arange(len(proteins)), np.flatnonzero(lengths_N <= SHORT)
-    statistics: dict[str, tuple[NDArray[np.int64], _Statistic]] = {
-        "median recovery": (everyone, median("right")),
-        "median recovery, composition": (everyone, median("by composition")),
-        "median recovery, secondary structure": (everyone, median("by element")),
-        "mean gain over composition": (everyone, gain("by composition")),
-        "mean gain over secondary structure": (everyone, gain("by element")),
-        f"median recovery, to {SHORT} residues": (short, median("right")),
-        **{
-            f"recovery, {name}": (everyone, within(name)) for name in ("helix and strand", "other", "buried", "exposed")
-        },
-        "perplexity": (everyone, perplexity("loss")),
-        f"perplexity, to {SHORT} residues": (short, perplexity("loss")),
-        "perplexity, composition": (everyone, perplexity("composition loss")),
-        "perplexity, secondary structure": (everyone, perplexity("element loss")),
+def _metrics(proteins: pd.DataFrame) -> dict[str, float]:
+    """Recovery is a median over proteins, as in the papers; perplexity is averaged over residues, as it is defined."""
+    columns = {name: values.to_numpy() for name, values in proteins.items()}
+    right_N, lengths_N = columns["right"], columns["length"]
+    metrics = {
+        "median recovery": np.median(right_N),
+        "median recovery, composition": np.median(columns["by composition"]),
+        "median recovery, secondary structure": np.median(columns["by element"]),
+        "mean gain over composition": np.mean(right_N - columns["by composition"]),
+        "mean gain over secondary structure": np.mean(right_N - columns["by element"]),
+        "perplexity": np.exp(np.average(columns["loss"], weights=lengths_N)),
+        "perplexity, composition": np.exp(np.average(columns["composition loss"], weights=lengths_N)),
+        "perplexity, secondary structure": np.exp(np.average(columns["element loss"], weights=lengths_N)),
     }
-    evaluation = Evaluation(len(proteins), left_out)
-    for name, (rows, statistic) in statistics.items():
-        if rows.size and np.isfinite(statistic(rows)):  # e.g. no protein has a buried residue
-            interval = percentile_interval(
-                [statistic(np.repeat(rows, drawn)) for drawn in resamplings(rows.size, _DRAWS, seed=0)]
-            )
-            evaluation.metrics[name] = statistic(rows), *(interval or (np.nan, np.nan))
-    return evaluation
+    for name in ("helix and strand", "other", "buried", "exposed"):
+        size = columns[f"size, {name}"].sum()
+        metrics[f"recovery, {name}"] = columns[f"hits, {name}"].sum() / size if size else np.nan
+    return metrics

@@ -47,18 +47,16 @@ def design_table(
             "structure": structure.id,
             "sequence": texts,
             "score": log_likelihoods(model, structure, texts, label=request.label, tokens=tokens),
-            # At a low temperature the likeliest sequence is drawn repeatedly.
-            "same_as": [ids[texts.index(text)] for text in texts],
             "chains": chains if "," in chains else "",
             "fixed": written_positions(structure, request.fixed) if request.fixed else "",
             "recovery": [recovery(text, structure.residues) for text in texts],
         }
     )
-    table["same_as"] = table["same_as"].where(table["same_as"] != table["id"], "")
+    # At a low temperature the likeliest sequence is drawn repeatedly.
+    first = table.groupby("sequence")["id"].transform("first")
+    table.insert(4, "same_as", first.where(first != table["id"], ""))
     if search is not None:
-        found = [nearest(text, search) for text in texts]
-        table["novelty"] = [share for _, share in found]
-        table["nearest"] = [record for record, _ in found]
+        table = table.join(pd.DataFrame([nearest(text, search) for text in texts], columns=["novelty", "nearest"]))
     return table
 
 

@@ -12,7 +12,6 @@ Shape legend: L residues of the structure, T tokens of a batch, A = 20 amino aci
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -46,7 +45,6 @@ class Request:
         temperature: sampling temperature; 0 takes the likeliest residue.
         steps: number of evaluations of the model.
         guidance: see :meth:`~esmeray.tasks.diffusion.model.SequenceDiffusion.logits`.
-        order: order of decisions: by the model's confidence, or random.
     """
 
     structure: Structure
@@ -57,7 +55,6 @@ class Request:
     temperature: float = 0.1
     steps: int = 20
     guidance: float = 1.0
-    order: Literal["confidence", "random"] = "confidence"
 
 
 @dataclass(frozen=True)
@@ -144,8 +141,8 @@ class _Drafts:
         """(copies, L, ...) view of token rows without <cls> and <eos>."""
         return rows.unflatten(0, (len(self.draws), -1))[:, 1:-1]
 
-    def drawn(self, logits_T20: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (copies, G, 20) log-probabilities, (copies, G) sampled amino acids and (copies, G) uniform numbers."""
+    def drawn(self, logits_T20: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (copies, G, 20) log-probabilities and (copies, G) sampled amino acids."""
         copies, G = self.hidden.shape
         # Tied positions share the mean of their logits, because one residue has to suit all of them.
         allowed = torch.tensor([letter not in self.request.omitted for letter in AMINO_ACIDS], device=logits_T20.device)
@@ -153,12 +150,12 @@ class _Drafts:
         sizes_G = torch.bincount(self.groups, minlength=G).clamp(min=1)
         log_p = (sums / sizes_G[:, None]).masked_fill(~allowed, -torch.inf).log_softmax(-1)
         # Sampled on the CPU for all groups in each step, so that the numbers don't depend on the device or on earlier
-        # decisions.
+        # decisions. The number 21 keeps the designs of a seed those of earlier versions, which drew one more.
         uniform = torch.stack([torch.rand(G, 21, generator=draw) for draw in self.draws]).to(logits_T20.device)
         # Gumbel-max trick: argmax of log p + T g samples at temperature T, and takes the likeliest at 0. Clamped,
         # because 0 and 1 have no finite logarithm.
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
-        return log_p, (log_p + self.request.temperature * gumbel[..., :20]).argmax(-1), uniform[..., 20]
+        return log_p, (log_p + self.request.temperature * gumbel[..., :20]).argmax(-1)
 
 
 def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
@@ -174,8 +171,8 @@ def _denoised(drafts: _Drafts) -> tuple[Tensor, Tensor]:
             num_hidden * float(hidden_share(np.float64(1 - (step + 1) / request.steps), model.section.schedule))
         )
         logits_TK = model.logits(drafts.batch, drafts.conditions, request.guidance)
-        log_p, drawn, chance = drafts.drawn(amino_acid_logits(model, logits_TK))
-        sure = log_p.gather(-1, drawn[..., None])[..., 0] if request.order == "confidence" else chance
+        log_p, drawn = drafts.drawn(amino_acid_logits(model, logits_TK))
+        sure = log_p.gather(-1, drawn[..., None])[..., 0]  # the most confident positions are decided first
         surest = sure.masked_fill(~hidden, -torch.inf).topk(int(hidden[0].sum()) - left, dim=1).indices
         decided = hidden & torch.zeros_like(hidden).scatter_(1, surest, True)
         hidden = hidden & ~decided
@@ -249,15 +246,15 @@ def recovery(designed: str, native: str) -> float:
     return sum(letter == other for letter, other in judged) / max(1, len(judged))
 
 
-def nearest(residues: str, known: Search) -> tuple[str, float]:
-    """Return the id of the best-scoring sequence of the store, and the share of residues that differ from it.
+def nearest(residues: str, known: Search) -> tuple[float, str]:
+    """Return the share of residues that differ from the best-scoring sequence of the store, and its id.
 
     Unaligned residues count as different.
     """
     query = residues.encode()
     hits = known.hits(query, count=1, evalue=float("inf"))
     if not hits:  # nothing scores above 0: all residues are new, compared with any record
-        return known.store.id(0), 1.0
+        return 1.0, known.store.id(0)
     target = known.store.text(hits[0].record)
     matches = sum(residues[q] == target[t] for q, t in known.alignment(query, hits[0]).tolist() if q >= 0 and t >= 0)
-    return known.store.id(hits[0].record), 1 - matches / len(residues)
+    return 1 - matches / len(residues), known.store.id(hits[0].record)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from esmeray.service.contract import REQUESTS
 from esmeray.service.http.access import ANYBODY, PUBLIC, check_page
 from esmeray.service.http.bodies import SMALL_BYTES
 from esmeray.service.http.door import LARGE_BYTES, give_back_memory, head_refusal
@@ -77,7 +78,7 @@ class Guard:
         self.ongoing += 1
         service.models.metrics.ongoing.set(self.ongoing)
         try:
-            if self.ongoing > service.limits.requests:
+            if self.ongoing > REQUESTS:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
             _check_headers(scope, headers, service.limits)
             # The key is checked first: without one, nobody learns which addresses exist.

@@ -84,7 +84,7 @@ class Totals:
 
 
 class TokenBatcher:
-    """Batcher of a replica; see the module. Create and use it in one event loop.
+    """Batcher of a replica; see the module. All calls come from one event loop.
 
     Args:
         compute: returns the results of a batch's items, in order; called in a thread.
@@ -128,11 +128,14 @@ class TokenBatcher:
         self._full = asyncio.Event()
         self._filling = asyncio.Lock()
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="batch")
-        # Keep references: asyncio itself only has weak ones to its tasks.
-        self._loops = [asyncio.create_task(self._serve()) for _ in range(at_once)]
+        self._at_once = at_once
+        self._loops: list[asyncio.Task[None]] = []
 
     async def submit(self, items: Sequence[Item], caller: str = "") -> list[NDArray]:
         """Return the results of the items, in order. Raises OverloadedError, or the error of the computation."""
+        if not self._loops:  # here, since no event loop runs in the constructor of a replica
+            # Keep references: asyncio itself only has weak ones to its tasks.
+            self._loops = [asyncio.create_task(self._serve()) for _ in range(self._at_once)]
         results: dict[Hashable, Any] = {item.key: self._cache.get(item.key) for item in items}
         missing = [item for item in items if results[item.key] is None]
         self.totals.hits += len(items) - len(missing)

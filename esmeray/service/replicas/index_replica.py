@@ -58,6 +58,13 @@ class IndexReplica(Replica):
         if not first:
             raise DataError(self._problem)
         self._about = AboutIndex(**json.loads(first))
+        self._batcher = TokenBatcher(
+            self._search,
+            budget=BATCH_QUERIES,
+            max_wait_s=MAX_WAIT_S,
+            queue_tokens=QUEUED_QUERIES,
+            queue_s=self._settings.queue_s,
+        )
         log.info("%s: opened in %.1f s, version %s", self._settings.name, time.perf_counter() - start_s, version)
 
     def _open(self) -> None:
@@ -133,15 +140,6 @@ class IndexReplica(Replica):
         reply.results = [hits_K2[:, 1].astype(np.float32) for hits_K2 in hits]
         reply.ids = await asyncio.to_thread(lambda: [self._index.ids(hits_K2[:, 0]) for hits_K2 in hits])
         return reply
-
-    def _new_batcher(self) -> TokenBatcher:
-        return TokenBatcher(
-            self._search,
-            budget=BATCH_QUERIES,
-            max_wait_s=MAX_WAIT_S,
-            queue_tokens=QUEUED_QUERIES,
-            queue_s=self._settings.queue_s,
-        )
 
     def _search(self, items: Sequence[Item]) -> list[NDArray]:
         """Return (K, 2) rows and scores per item, in fp64, which represents both exactly."""

@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,19 +31,13 @@ WARM_UP_LENGTHS = (20, 100, 400)
 WARM_UP_LETTERS = "LAGVSERTIDPKQNFYMHWC"
 
 
-class Replica(ABC):
+class Replica:
     """Base of replicas, which answer calls in batches across callers. Refusals are values, since Ray wraps errors."""
 
-    _batcher: TokenBatcher | None = None
-
-    @abstractmethod
-    def _new_batcher(self) -> TokenBatcher:
-        """Create the batcher. Called in the event loop that uses it, which does not run in a constructor."""
+    _batcher: TokenBatcher
 
     async def _answered(self, items: Callable[[], Sequence[Item]], caller: str) -> Reply:
         """Return the results of items. ``items`` is called here, so that its errors become refusals as well."""
-        if self._batcher is None:
-            self._batcher = self._new_batcher()
         try:
             reply = Reply(await self._batcher.submit(items(), caller))
         except OverloadedError as error:
@@ -65,7 +58,7 @@ class Replica(ABC):
         return int(psutil.Process().memory_info().rss)
 
     async def __del__(self) -> None:  # Serve awaits it before it ends a replica
-        if self._batcher is not None:
+        if hasattr(self, "_batcher"):  # otherwise the constructor failed
             await self._batcher.drain()
 
 
@@ -96,6 +89,16 @@ class ModelReplica(Replica):
         _refuse_other_weights(self._model.name, version, self._computer.about.fingerprint)
         loaded_s = time.perf_counter()
         self._warm_up()
+        self._batcher = TokenBatcher(
+            self._computer.compute,
+            budget=self._computer.about.tokens,
+            max_wait_s=self._model.max_wait_ms / 1e3,
+            queue_tokens=self._model.queue_tokens,
+            queue_s=self._model.queue_s,
+            cache_bytes=self._model.cache_mb * 1_000_000,
+            # On a GPU the next batch is prepared while one computes; on the CPU both would share the cores.
+            at_once=2 if device == "cuda" else 1,
+        )
         log.info(
             "%s: loaded in %.1f s, warmed up in %.1f s, version %s",
             self._model.name,
@@ -119,22 +122,8 @@ class ModelReplica(Replica):
         reply.space = self._computer.about.spaces.get(output, "")
         return reply
 
-    def _new_batcher(self) -> TokenBatcher:
-        return TokenBatcher(
-            self._computer.compute,
-            budget=self._computer.about.tokens,
-            max_wait_s=self._model.max_wait_ms / 1e3,
-            queue_tokens=self._model.queue_tokens,
-            queue_s=self._model.queue_s,
-            cache_bytes=self._model.cache_mb * 1_000_000,
-            # On a GPU the next batch is prepared while one computes; on the CPU both would share the cores.
-            at_once=2 if self._device == "cuda" else 1,
-        )
-
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the backlog of tokens; above 1, :func:`by_queued_tokens` starts another replica."""
-        if self._batcher is None:
-            return {"behind": 0.0}
         # Half a queue of a slow model is less than SCALE_UP_TOKENS. It would refuse requests before another starts.
         return {"behind": self._batcher.queued_tokens / min(SCALE_UP_TOKENS, self._batcher.room_tokens / 2)}
 

@@ -23,11 +23,9 @@ from esmeray.common.command_line import result_console
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
-from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.calls import DesignModelSection, exported_design, load_model
 from esmeray.tools.grammar import ModelPath, OutputWriter, command
-from esmeray.train_config.section import PositiveInt
 
 
 class DesignEvaluateSection(DesignModelSection):
@@ -37,10 +35,6 @@ class DesignEvaluateSection(DesignModelSection):
     """Structure store of the native structures."""
     part: Literal["all", "training", "validation"] = "all"
     """Part of the store. Use validation if the model was trained on this store."""
-    predictions: Path | None = None
-    """Folder of predicted structures, for a store without structures."""
-    steps: PositiveInt = 20
-    """Number of denoising steps per sequence."""
     output: Path | None = None
     """JSON file to write the metrics to."""
 
@@ -49,10 +43,7 @@ class DesignEvaluateSection(DesignModelSection):
 def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter) -> None:
     writer.refuse_file(evaluate.output)  # checked now, because evaluating takes minutes
     exported_design(model)  # checked before torch is loaded
-    store = StructureStore(
-        evaluate.store,
-        predictions=None if evaluate.predictions is None else PredictedStructures(evaluate.predictions),
-    )
+    store = StructureStore(evaluate.store)
     records = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}[evaluate.part]
     if not records.size:
         raise DataError(
@@ -67,7 +58,6 @@ def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter
             diffusion,
             store,
             records,
-            steps=evaluate.steps,
             tokens=evaluate.tokens,
             progress=lambda done, total: bar(done / total, done),
         )

@@ -1,15 +1,15 @@
 """Get embeddings or classes of FASTA files from the service, on a machine without torch and Ray.
 
-Embeddings are written as Parquet: id, and the values of each output. Classes are written as TSV: id, label, and a
-column with the probability of each class, named after the class. Several requests are sent at once. Requests that the
-service refuses because of overload are sent again.
+The ending of the output selects the answers. Parquet has embeddings: id, and the values of --query.task. TSV has the
+classes of a classifier: id, label, and a column with the probability of each class, named after the class.
+
+Several requests are sent at once. Requests that the service refuses because of overload are sent again.
 
 Examples:
   esmeray serve query --query.input proteins.fasta --query.output vectors.parquet \
 --query.address http://gpu-box:8000 --query.key_file key.txt
   esmeray serve query --query.input proteins.fasta --query.output residues.parquet --query.task residues
-  esmeray serve query --query.input proteins.fasta --query.output classes.tsv --query.task classify \
---query.model locations
+  esmeray serve query --query.input proteins.fasta --query.output classes.tsv --query.model locations
 """
 
 import csv
@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from esmeray.common.errors import reading
+from esmeray.common.errors import ConfigError, reading
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.reader import FastaSource
@@ -35,18 +35,20 @@ ROWS = 1024
 
 @command("serve query", __doc__, made_by="query")
 def main(query: QuerySection, writer: OutputWriter) -> None:
+    write = WRITERS.get(query.output.suffix)
+    if write is None:
+        raise ConfigError(f"--query.output {query.output}: must end in {' or '.join(WRITERS)}")
     writer.refuse_file(query.output)
     source = FastaSource(query.input)
-    client = Client(query.address, key=_key(query.key_file), model=query.model, concurrency=query.concurrency)
+    client = Client(query.address, key=_key(query.key_file), model=query.model)
     # The input is read only as far ahead as the client has requests, so that memory holds neither input nor answers.
     with (
         client,
         writer.file(query.output) as building,
         record_bar("asking") as bar,
     ):
-        write = _write_classes if query.task == "classify" else _write_arrays
         number = write(building, client, _records(source, bar), query.task)
-    print(f"{query.output}: {query.task} of {counted(number, 'protein{s}')}")
+    print(f"{query.output}: {counted(number, 'protein{s}')}")
 
 
 def _key(file: Path | None) -> str | None:
@@ -101,3 +103,7 @@ def _write_classes(path: Path, client: Client, records: Iterator[tuple[str, str]
                 table.writerow(["id", "label", *(taken.get(name, name) for name in classes)])
             table.writerow([row["id"], text, *(f"{value:.6g}" for value in values[: len(classes)])])
     return number
+
+
+WRITERS = {".parquet": _write_arrays, ".tsv": _write_classes}
+"""Function that requests the answers and writes them, by the ending of the output."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esmeray.inference.design import evaluation
 from esmeray.inference.design.evaluation import evaluate_designs
 from esmeray.inference.design.sampling import Request, generate, log_likelihoods, recovery
 from tests.structures import structure_store
@@ -13,9 +14,10 @@ from tests.tasks.test_diffusion_model import trained
 pytestmark = pytest.mark.slow
 
 
-def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path):
+def test_metrics_are_those_of_the_likeliest_designs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluation, "STEPS", 3)
     store, model = structure_store(tmp_path / "store", 6, validation_share=0.5), trained()
-    found = evaluate_designs(model, store, store.validation, steps=3)
+    found = evaluate_designs(model, store, store.validation)
     held_out = [store.structure(record) for record in store.validation.tolist()]
     assert found.proteins == len(held_out) > 2
     shares, losses = [], []

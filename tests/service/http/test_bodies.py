@@ -71,14 +71,6 @@ def test_what_is_no_json_is_refused(client: httpx.Client):
             assert refused(answer) and answer.status_code in (400, 413, 422), (kind, path)
 
 
-def test_compressed_bodies_are_refused(client: httpx.Client):
-    for encoding in ("gzip", "gzip, identity"):
-        answer = client.post("/v1/encode", content=b"\x1f\x8b", headers={**JSON, "Content-Encoding": encoding})
-        assert "without compression" in problem(answer, 415)
-    identity = {**JSON, "Content-Encoding": "identity"}
-    assert client.post("/v1/tokenize", content='{"sequences":["MK"]}', headers=identity).is_success
-
-
 def sent(client: httpx.Client, content: bytes) -> bytes:
     """Send raw bytes, which may be invalid HTTP, and return the whole response."""
     answers = b""

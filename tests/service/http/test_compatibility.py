@@ -99,14 +99,15 @@ def test_openais_client_shows_the_reason_of_each_refusal(serving: Serving, of_op
         openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as asked,
         openai.OpenAI(base_url=f"{guarded.base_url}/v1", api_key="none", max_retries=0) as stranger,
     ):
-        for words in (
-            "429 - too many tokens are waiting",
-            "500 - NaN",
-            "500 - the service failed",
-            "503 - esm: out of memory",
+        for words, retry_after in (
+            ("429 - too many tokens are waiting", "7"),
+            ("500 - NaN", None),
+            ("500 - the service failed", None),
+            ("503 - esm: out of memory", "2"),
         ):
-            with pytest.raises(openai.APIStatusError, match=f"^Error code: {words}"):
+            with pytest.raises(openai.APIStatusError, match=f"^Error code: {words}") as late:
                 asked.embeddings.create(model="esm", input="MKT")
+            assert late.value.response.headers.get("retry-after") == retry_after
         with pytest.raises(openai.AuthenticationError, match="401 - the key is wrong"):
             stranger.embeddings.create(model="esm", input="MKT")
     assert refusals == []

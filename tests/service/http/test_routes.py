@@ -1,13 +1,9 @@
 """docs/design.md lists the files of a new route, docs/service.md all routes."""
 
-import asyncio
-from unittest.mock import AsyncMock
-
 from starlette.routing import Route
 
 from esmeray.inference.models.kinds import output_names
 from esmeray.service.http import app
-from esmeray.service.http.routes import common
 from tests.conftest import REPOSITORY
 
 
@@ -22,19 +18,3 @@ def test_the_pages_list_the_files_of_a_route_every_route_and_every_output():
     assert [route.path for route in routes if route.path.partition("{")[0] not in endpoints] == []
     assert {route.name for route in routes} - {"health", "ready"} == {*app.scopes()}
     assert [name for name in output_names() if name not in ("classes", "contacts") and name not in endpoints] == []
-
-
-def test_wide_searches_rest_only_while_other_requests_are_being_answered(monkeypatch):
-    rests = []
-    times = iter([0.0, 1.0, 3.0, 4.0])  # times of three starts and of the last end
-    monkeypatch.setattr(common.time, "perf_counter", lambda: next(times))
-    monkeypatch.setattr(common.asyncio, "sleep", AsyncMock(side_effect=rests.append))
-
-    async def search(ongoing: int) -> None:
-        async with searches.turn(lambda: ongoing):
-            pass
-
-    searches = common.WideSearches(asyncio.Semaphore(1))
-    for ongoing in (1, 2, 1):  # the search itself is one
-        asyncio.run(search(ongoing))
-    assert rests == [6.0] and searches.present == 0

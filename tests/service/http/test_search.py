@@ -3,10 +3,7 @@
 import io
 import os
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -61,14 +58,6 @@ def test_sequences_and_ids_give_the_neighbours_of_the_index_itself(serving: Serv
         assert [len(item["neighbours"]) for item in items] == [39, 39], "by a request for each"
     listed = client.get("/v1/models").json()["data"]
     assert [[one["name"] for one in model["indexes"]] for model in listed] == [["proteins"], [], [], []]
-
-
-def test_many_clients_at_once_get_what_each_gets_alone(client: httpx.Client):
-    bodies = [{"sequences": [sequence], "top_k": 3 + number % 3} for number, sequence in enumerate(SEQUENCES * 11)][:32]
-    alone = [found(client.post("/v1/search", json=body)) for body in bodies]
-    with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(lambda body: client.post("/v1/search", json=body), bodies))
-    assert [found(answer) for answer in answers] == alone
 
 
 def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Client):
@@ -133,29 +122,3 @@ def test_a_truncated_index_is_refused_at_once(serving: Serving, tmp_path: Path, 
     kept.clear()
     with pytest.raises(DataError, match=r"00000\.safetensors: damaged"):
         IndexReplica(served, "esm", "2")
-
-
-def test_a_request_that_took_too_long_is_not_searched_for(
-    serving: Serving, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-):
-    search = serving.index_replica._index.search
-    begun, go = threading.Event(), threading.Event()
-    searched: list[int] = []
-
-    def slow(queries: Any, top_k: int) -> Any:
-        begun.set()
-        go.wait(60)
-        searched.append(len(queries))
-        return search(queries, top_k)
-
-    monkeypatch.setattr(serving.index_replica._index, "search", slow)
-    with ThreadPoolExecutor() as pool, serving.client(limits={"timeout_s": 0.5}) as impatient:
-        first = pool.submit(client.post, "/v1/search", json={"ids": ["P00001"]})
-        begun.wait(60)
-        problem(impatient.post("/v1/search", json={"ids": ["P00002", "P00003"]}), 504)
-        batcher = serving.index_replica._batcher
-        assert batcher is not None
-        eventually(lambda: batcher.queued_tokens == 0)
-        go.set()
-        assert first.result().status_code == 200
-    assert searched == [1]

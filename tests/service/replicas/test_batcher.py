@@ -120,25 +120,6 @@ def test_equal_items_are_computed_once():
 
     assert batched(use).payloads == [[-1], [7]]
 
-    async def use_again(batcher: TokenBatcher, _: Computed) -> None:
-        for _ in range(3):
-            assert [array.tolist() for array in await batcher.submit([item(5)])] == [[5]]
-        assert (batcher.totals.hits, batcher.totals.misses) == (2, 1)
-
-    assert len(batched(use_again, blocked=False, cache_bytes=1000).batches) == 1, "results are kept"
-
-
-def test_a_cancelled_item_is_not_computed_unless_another_waits_for_it():
-    async def use(batcher: TokenBatcher, computed: Computed) -> None:
-        leaves, stays = await begun(batcher.submit([item(1), item(2)]), batcher.submit([item(2)]))
-        leaves.cancel()
-        await asyncio.sleep(0)
-        computed.open.set()
-        await stays
-        await batcher.submit([item(1)])  # it is computed when requested again
-
-    assert batched(use).payloads == [[-1], [2], [1]]
-
 
 def test_too_much_waiting_is_refused_with_the_time_to_come_back():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
@@ -192,17 +173,7 @@ def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
         refused = sum(isinstance(result, OverloadedError) for result in results)
         assert refused == 50 - 24 // 3  # of 30 tokens, 3 stay reserved for a next caller, and 3 are another's
 
-    async def leave(batcher: TokenBatcher, computed: Computed) -> None:
-        (large,) = await begun(batcher.submit([item(number) for number in range(500)], "large"))
-        assert batcher.queued_tokens == 1500
-        large.cancel()
-        await asyncio.wait([large])
-        assert batcher.queued_tokens == 0
-        computed.open.set()
-        assert len(await batcher.submit([item(7)], "large")) == 1
-
     batched(use, queue_tokens=30)
-    assert batched(leave).payloads == [[-1], [7]]
 
 
 def test_an_error_reaches_every_caller_of_its_batch_alone():

@@ -28,10 +28,11 @@ def here(artifacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_of_a_store_or_a_part_is_evaluated(here: Path, command, tmp_path: Path):
+def test_all_of_a_store_or_a_part_is_evaluated(here: Path, command, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("esmeray.inference.design.evaluation.STEPS", 2)
     store = structure_store(tmp_path / "folds", 4, validation_share=0.5)
     held_out = store.validation.size
-    given = ["design", "evaluate", here / "export", "--evaluate.store", store.path, "--evaluate.steps", 2]
+    given = ["design", "evaluate", here / "export", "--evaluate.store", store.path]
     whole = command.done(*given, "--evaluate.output", tmp_path / "all.json")
     assert "evaluated 4 of 4 records; left out: 0 in other parts, 0 without" in whole.err
     assert f"{held_out} of them are in the store's validation part; to evaluate only these, give" in whole.err

@@ -25,7 +25,7 @@ def test_vectors_are_written_as_parquet_and_classes_as_tsv(command, serving: Ser
     query = f"serve query --query.input {fasta} --query.address {address} --query.output"
     for task in ("mean", "residues"):
         output = fasta.with_name(f"{task}.parquet")
-        assert f"{task} of 4 proteins" in command.done(f"{query} {output} --query.task {task}").out
+        assert "4 proteins" in command.done(f"{query} {output} --query.task {task}").out
         table = pq.read_table(output)
         assert table["id"].to_pylist() == ["P00000", "P00001", "P00002", "P00003"]
         model = opened(serving.folder / "esm")
@@ -34,7 +34,7 @@ def test_vectors_are_written_as_parquet_and_classes_as_tsv(command, serving: Ser
             np.testing.assert_allclose(np.atleast_2d(found), wanted, rtol=1e-5, atol=1e-5)
     for name in ("places", "helices"):
         output = fasta.with_name(f"{name}.tsv")
-        command.done(f"{query} {output} --query.task classify --query.model {name}")
+        command.done(f"{query} {output} --query.model {name}")
         heads, *rows = [line.split("\t") for line in output.read_text().splitlines()]
         wanted = ClassifierPipeline.load(serving.folder / name, device="cpu").predict(SEQUENCES)
         names = [] if name == "helices" else ["cytoplasm", "membrane", "nucleus"]
@@ -77,6 +77,7 @@ def test_files_of_others_stay_and_refusals_leave_nothing(command, address: str, 
     outcome = command(f"{query} {address} --query.task latents")
     assert outcome.code == 3 and "model esm has no latents" in outcome.err
     assert command(f"{query} http://[").code == 2
+    command.refused(2, "must end in .parquet or .tsv", f"serve query --query.input {fasta} --query.output a.csv")
     assert sorted(path.name for path in fasta.parent.iterdir()) == ["proteins.fasta"]
     for options in ("", "--overwrite"):
         command.done(f"{query} {address} {options}")

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from esmeray.service.contract import CLASSES
+from esmeray.service.contract import CLASSES, REQUESTS
 from esmeray.service.http.answers import are_many, json_answer, off_loop
 from esmeray.service.http.bodies import Body, Entry, OneOrMany
 from esmeray.service.http.refusals import RefusalError
@@ -148,7 +148,7 @@ async def info(request: Request, service: Shared) -> Response:
             "model_type": {"classifier": {"id2label": dict(enumerate(about.labels)), "label2id": classes}}
             if about.labels
             else {"embedding": {"pooling": "mean"}},
-            "max_concurrent_requests": limits.requests,
+            "max_concurrent_requests": REQUESTS,
             "max_input_length": min(limits.sequence_residues, about.longest or limits.sequence_residues),
             "max_batch_tokens": about.tokens,
             "max_client_batch_size": limits.sequences,
