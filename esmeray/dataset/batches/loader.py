@@ -67,7 +67,7 @@ class BatchSource(ABC):
         """Return a batch of records; it depends only on epoch and records."""
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """Yield the batches in the order of the requests. Starting another iteration ends this one."""
+        """Yield the batches in the order of the requests."""
         return starmap(self.batch, requests)
 
     def preparation(self) -> Callable[..., Any]:
@@ -125,10 +125,9 @@ class Loader:
         self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices]] = deque()
-        self._turn = 0  # number of the current iteration; an older one ends when it changes
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """Yield the requested batches in order.
+        """Yield the requested batches in order. Take nothing from an iteration once another one is started.
 
         Raises LoaderProcessLost if a loader process was killed; the next iteration starts a new one.
         """
@@ -136,8 +135,6 @@ class Loader:
             yield from self._source.batches(requests)
             return
         requests = iter(requests)
-        self._turn += 1
-        turn = self._turn
         try:
             self._start()  # not earlier, so that a dry run, which only plans, starts no process
             # Requests and replies cycle through the processes in the same order, which keeps the batches in order.
@@ -151,13 +148,10 @@ class Loader:
                 for request in islice(requests, 1):
                     self._send(turns, request)
                 yield self._source.finished(prepared, records_N)
-                if turn != self._turn:
-                    raise RuntimeError("this iteration ended because another one over the same batches was started")
         except GeneratorExit:
             raise  # outstanding replies are dropped when the next iteration starts
         except BaseException:
-            if turn == self._turn:
-                self.close()  # a request may be half written, so these processes can't be used any more
+            self.close()  # a request may be half written, so these processes can't be used any more
             raise
 
     @property
