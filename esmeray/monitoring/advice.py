@@ -161,7 +161,7 @@ RULES = {
     "checkpoints": Rule(
         "checkpoint",
         "{:.0%} of a step is spent writing checkpoints",
-        (Action("checkpoint.every_steps", "set checkpoint.asynchronous: true or raise checkpoint.every_steps"),),
+        (Action("checkpoint.every_steps", "raise checkpoint.every_steps"),),
         least=0.05,
     ),
     "update": Rule("optimizer", "The optimizer's update takes {:.0%} of a step", (_GLOBAL_TOKENS,), least=0.15),

@@ -15,7 +15,13 @@ log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
     "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
-    "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
+    "BatchSection": {"packing_window": 2048},
+    "CheckpointSection": {
+        "asynchronous": True,
+        "keep_best": 1,
+        "memory_every_steps": None,
+        "memory_limit_gib": None,
+    },
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
     "DeviceProfileSection": {"random_weights": False},
@@ -25,6 +31,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "peak_tflops": None,
     },
     "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
+    "IngestSection": {"max_residues": 1_000_000},
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
     "MutantTableSection": {"bootstrap": 1000},
@@ -46,6 +53,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     },
     "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
     "RetrievalSection": {"bootstrap": 1000},
+    "SampleSection": {"seed": 0},
     "SearchSection": {"prune_margin": 0.15},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
     "TrainingSection": {

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
-    "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
+    "batch": {"tokens": 256, "global_tokens": 512},
     "model": {"task": "classifier", "classifier": {"dropout": 0.0}},
     "training": {"max_steps": 28, "evaluate_every_steps": 7, "learning_rate": 2e-2},
     "checkpoint": {"every_steps": 14},

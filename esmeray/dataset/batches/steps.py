@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from esmeray.dataset.batches.loader import BatchSource, Indices, Loader, Request, SourceBatch
-from esmeray.dataset.batches.plan import EpochPlan, Groups, plan_epoch
+from esmeray.dataset.batches.plan import PACKING_WINDOW, EpochPlan, Groups, plan_epoch
 from esmeray.dataset.packed_batch import FEATURES, BatchShape, PackedBatch
 from esmeray.dataset.section import BatchSection
 
@@ -104,7 +104,7 @@ class TrainingSteps(AbstractContextManager):
         return total
 
     def epoch(self, epoch: int, start_step: int = 0, first_step: int = 0) -> Iterator[StepBatches]:
-        """Yield the steps of an epoch from ``start_step`` on. Starting another iteration ends this one.
+        """Yield the steps of an epoch from ``start_step`` on; see :meth:`Loader.batches`.
 
         ``first_step``: training steps before this epoch.
         """
@@ -184,7 +184,7 @@ def _plan(
     return plan_epoch(
         source.token_lengths(indices),
         batch.tokens,
-        batch.packing_window,
+        PACKING_WINDOW,
         seed,
         epoch,
         records=indices,

@@ -130,9 +130,7 @@ def read_labelled(
     counts = LabelledCounts()  # shared by all readers, for one report
     # Read in full first, because sequences look up their labels by id, in an order of their own.
     residue_labels = (
-        ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
-        if with_labels and labels.labels_file is not None
-        else None
+        ResidueLabels(labels.labels_file, labels, counts) if with_labels and labels.labels_file is not None else None
     )
     # Held-out files come last in the same source, because ids must be unique across all files.
     source = LabelledSource(
@@ -142,7 +140,6 @@ def read_labelled(
         with_labels=with_labels,
         sample=embedded,
         residue_labels=residue_labels,
-        max_residues=ingest.max_residues,
     )
     ingesting = Ingest(ingest, source.places, content=tokenizer.content, counts=counts)
     reader = _Reader(source, len(paths), ingesting, labels, counts)

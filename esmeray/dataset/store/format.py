@@ -32,6 +32,7 @@ from pydantic import BaseModel
 from esmeray.common.errors import DataError, parsing, read_json
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.section import IngestSection, SampleSection
+from esmeray.train_config.removed import stored_in
 
 try:  # xopen brings it on x86-64 and 64-bit Arm; the same CRC-32 at 23 GB/s per core, zlib's has 4 GB/s
     from isal.isal_zlib import crc32
@@ -120,8 +121,9 @@ def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
 
 
 class SampleSource(SampleSection):
-    """Settings of the embedded sample that a store was made from."""
+    """Settings of the embedded sample that a store was made from. ``seed``: 0, or of an earlier version any number."""
 
+    seed: int = 0
     generator_version: int
 
 
@@ -187,7 +189,7 @@ def read_signed(path: Path, model: type[Manifest], remedy: str, kind: str = "sto
             )
         if content.pop("manifest_sha256", None) != _digest(content):
             raise ValueError("checksum mismatch")
-        return model.model_validate(content)
+        return model.model_validate(content, context=stored_in(path))
 
 
 def find_index_pages(data_file: Path, page_bytes: int) -> list[int]:

@@ -16,7 +16,6 @@ import os
 import shutil
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -116,11 +115,6 @@ class Store:
         block, row = self._file.find(index)
         start, end = block.id_offsets[row : row + 2]
         return bytes(block.ids[start:end]).decode("utf-8")
-
-    def residue_blocks(self) -> Iterator[np.ndarray]:
-        """Yield the residues of all records, concatenated, as one uint8 view (ASCII) per block of the store."""
-        for number in range(self.manifest.num_blocks):
-            yield np.frombuffer(self._file.block(number).residues, dtype=np.uint8)
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_opened": None}

@@ -234,7 +234,6 @@ class TextStream:
             labels,
             tokenizer.content,
             with_labels=False,
-            max_residues=ingest.max_residues,
         )
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
         self._ingest.counts.files_ignored = files_ignored(sources, is_labelled_name)

@@ -169,7 +169,7 @@ class AfterStep:
         saves = is_last or step == course.branch_step or step % checkpoint.every_steps == 0
         # A checkpoint can only rank among the best if its loss is known.
         evaluates = is_last or step % self._worker.training.evaluate_every_steps == 0
-        return evaluates or (saves and checkpoint.keep_best > 0), saves
+        return evaluates or saves, saves
 
 
 def evaluations_since_best(costs: list[float]) -> int:

@@ -14,7 +14,7 @@ from esmeray.dataset.packed_batch import TARGETS, WEIGHTS
 from esmeray.dataset.section import BatchSection
 from esmeray.dataset.targets import IGNORED_TARGET
 
-BATCH = BatchSection(tokens=64, global_tokens=128, packing_window=16)
+BATCH = BatchSection(tokens=64, global_tokens=128)
 NO_LABELS = Labels(np.zeros(1, dtype=np.int64))
 
 

@@ -34,7 +34,7 @@ from esmeray.tasks.masked_lm.section import MaskedLMSection
 from tests.dataset.stores import damage_record, make_store
 
 MASKED = MaskedLMSection()
-BATCH = BatchSection(tokens=512, global_tokens=2048, packing_window=64)
+BATCH = BatchSection(tokens=512, global_tokens=2048)
 MAX_LENGTH = 200
 
 
@@ -148,16 +148,6 @@ def test_resuming_from_a_position_equals_never_stopping(small_store, split, num_
             seen += contents(resumed.epoch(epoch, start))
             seen += contents(step for later in range(epoch + 1, 2) for step in resumed.epoch(later))
         assert seen == whole
-
-
-def test_a_replaced_iteration_raises_and_leaves_the_other_alone(small_store, split, with_processes):
-    replaced = with_processes.epoch(0)
-    next(replaced)
-    current = with_processes.epoch(1)
-    first = contents([next(current)])
-    with pytest.raises(RuntimeError, match="this iteration ended because another one"):
-        list(replaced)
-    assert first + contents(current) == contents(training(small_store, split[0]).epoch(1))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

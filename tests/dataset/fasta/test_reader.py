@@ -114,9 +114,9 @@ def test_a_file_of_another_kind_is_named_as_what_it_is(tmp_path, content, kind):
 
 
 def test_batches_run_on_over_files_and_know_where_records_stood(tmp_path, monkeypatch):
-    monkeypatch.setattr(fasta, "BATCH_RESIDUES", 12)
-    monkeypatch.setattr(fasta, "_RECORDS_AT_ONCE", 1)
+    monkeypatch.setattr(fasta, "BATCH_BYTES", 20)
     first = write(tmp_path / "1.fasta", b">a\nMKV\n>b\nMKV\n>c\nMKV\n")
+    monkeypatch.setattr(fasta, "CHUNK_BYTES", 7)
     second = write(tmp_path / "2.fasta", b">d\nMKV\n>e\nMKV\n")
     batches = list(FastaSource([str(first), str(second)]).batches())
     assert [batch.records.headers.split() for batch in batches] == [[b"a", b"b", b"c", b"d"], [b"e"]]
@@ -176,29 +176,23 @@ def test_a_record_of_too_many_residues_is_refused_long_before_it_is_read(tmp_pat
     path = write(tmp_path / "in.fasta", b">a\nMKV\n>b\n" + line * ((8 << 20) // width))
     if by_lines:
         monkeypatch.setattr(fasta, "load_kernel", lambda: None)
-    source = FastaSource([str(path)], max_residues=100_000)
+    monkeypatch.setattr(fasta, "MAX_RESIDUES", 100_000)
+    source = FastaSource([str(path)])
     records = []
-    with pytest.raises(
-        DataError, match=r"line 3, record 2 'b': a record or header longer than 100,000 characters.*max_residues"
-    ):
+    with pytest.raises(DataError, match=r"line 3, record 2 'b': a record or header longer than 100,000 characters"):
         records += source.batches()
     assert source.bytes_read < 3 << 20
     # Earlier records are yielded first, and a record with exactly the maximum number of residues is accepted.
     path = write(tmp_path / "fits.fasta", b">a\n" + b"MK\n" * 50_000 + b">b\n" + b"M" * 100_000)
-    assert sum(map(len, FastaSource([str(path)], max_residues=100_000).batches())) == 2
+    assert sum(map(len, FastaSource([str(path)]).batches())) == 2
 
 
-def test_a_header_longer_than_the_largest_record_is_refused(tmp_path):
+def test_a_header_longer_than_the_largest_record_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(fasta, "MAX_RESIDUES", 1000)
     for header in (b"x" * 2_000_000, b"x" * 1001, b"x y" * 400):
         path = write(tmp_path / "in.fasta", b">a\nMK\n>" + header + b"\nMK\n")
         with pytest.raises(DataError, match=r"record 2 'x.{0,60}': a record or header longer than 1,000 characters"):
-            list(FastaSource([str(path)], max_residues=1000).batches())
-
-
-def test_a_batch_ends_where_its_headers_take_too_much_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(fasta, "_BATCH_HEADER_BYTES", 1 << 20)
-    path = write(tmp_path / "in.fasta", b"".join(b">%d %b\nM\n" % (n, b"x" * 500_000) for n in range(10)))
-    assert [len(batch) for batch in FastaSource([str(path)]).batches()] == [3, 3, 3, 1]
+            list(FastaSource([str(path)]).batches())
 
 
 def test_the_checksum_of_a_source_is_of_the_file_on_disk(tmp_path):
