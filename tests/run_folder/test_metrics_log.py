@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import tracemalloc
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,24 +85,6 @@ def test_damaged_line_is_reported_once_and_costs_no_other(run):
     append(run.metrics, train(1, 4))
     assert times(tail.poll()) == [1, 2, 3, 4]
     assert len(warnings) == 1 and "worker-00000.jsonl" in warnings[0] and "nonsense" in warnings[0]
-
-
-@pytest.mark.parametrize("live", [True, False])
-def test_history_of_any_length_takes_little_memory(run, live):
-    run.monitoring.mkdir()
-    for worker in range(3):
-        lines = (encode_record(sample(worker, time_s + worker / 10, gpu__0__util=50.0)) for time_s in range(1500))
-        sample_file(run.monitoring, worker).write_bytes(b"".join(lines))
-    size = sum(path.stat().st_size for path in run.monitoring.iterdir())
-    tracemalloc.start()
-    try:
-        tail = RunTail(run, live=live)
-        deque(tail.poll(), maxlen=0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert size > 450_000
-    assert peak < 300_000
 
 
 def steps(records: Iterable[Record]) -> list[int]:

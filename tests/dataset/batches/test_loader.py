@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -117,17 +116,6 @@ def test_loader_processes_change_nothing(small_store, split, with_processes):
     before = [process.pid for process in with_processes.loader._processes]
     assert contents(with_processes.epoch(1)) == expected[1]
     assert [process.pid for process in with_processes.loader._processes] == before
-
-
-def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(small_store, split, with_processes):
-    steps = with_processes.epoch(0)
-    next(steps)
-    ahead = 2 * 2  # batches that two processes prepare ahead
-    deadline = time.monotonic() + 60
-    while with_processes.loader.queue_depth < ahead and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert with_processes.loader.queue_depth == ahead
-    assert training(small_store, split[0], 0).loader.queue_depth is None
 
 
 @pytest.mark.parametrize(("num_workers", "offsets"), [(0, (-3, -1, 0, 1)), (1, (-1,))])
@@ -268,12 +256,3 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(pristine_store, masking
     assert make(500).num_sequences == 500
     few, many = count_calls(lambda: make(10)), count_calls(lambda: make(500))
     assert few == many < 150
-
-
-def test_a_batch_is_six_tensors_that_hold_no_memory_beside_their_own(small_store, split):
-    batch = next(training(small_store, split[0]).epoch(0)).batches[0]
-    tensors: list[torch.Tensor] = []
-    batch.map(tensors.append)
-    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    assert len(tensors) == len(storages) == 6
-    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == sum(tensor.nbytes for tensor in tensors)
