@@ -204,9 +204,9 @@ def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
         rows = [f"{s},{zero + unit * (s.count('A') / 3 + s.count('D') / 5):.9f}" for s in sequences]
         path = write_table(tmp_path / f"{name}.csv", "text,label", rows)
         labels = {"kind": "regression", "split": "hash", "text_column": "text"}
-        steps = {"max_steps": 40, "evaluate_every_steps": 20}
+        steps = {"max_steps": 60, "evaluate_every_steps": 20}
         config = config_of(
-            tmp_path / name, path, data={"labels": labels}, training=steps, checkpoint={"every_steps": 40}
+            tmp_path / name, path, data={"labels": labels}, training=steps, checkpoint={"every_steps": 60}
         )
         _, stored = train(config)
         best = min(validations(config)[1:], key=lambda record: -record["spearman"])
