@@ -118,12 +118,8 @@ def test_parquet_values_keep_their_types_and_texts_may_be_missing(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_many_rows_come_in_parts_in_order(tmp_path, suffix):
-    path = tmp_path / f"in{suffix}"
     numbers = [str(number) for number in range(2 * PART_ROWS)] + ["longer than Python's csv takes by itself" * 5000]
-    if suffix == ".csv":
-        path.write_text("\n".join(["text", *numbers]))
-    else:
-        pq.write_table(pa.table({"text": numbers}), path, row_group_size=3000)
+    path = write_table(tmp_path / f"in{suffix}", ("text",), *((number,) for number in numbers))
     table = Table(path, {"text": "a setting"})
     parts = list(table.parts())
     assert [value for _, part in parts for value in part["text"]] == numbers

@@ -110,18 +110,6 @@ def test_steps_repeated_by_a_resumed_run_are_given_again(tmp_path):
     assert steps(tail.poll()) == [4]
 
 
-def test_poll_ends_where_the_file_did_when_it_began(tmp_path):
-    with MetricsLog(tmp_path / "m.jsonl") as log:
-        log.append(train(0, 0))
-        tail = RecordTail(log.path)
-        given: list[int] = []
-        for record in tail.poll():
-            given.append(record["step"])
-            log.append(train(record["step"] + 1, record["step"] + 1))
-        assert given == [0]
-        assert next(tail.poll())["step"] == 1
-
-
 def test_long_file_is_read_at_its_beginning_and_end_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics_log, "HEAD_BYTES", 300)
     path = tmp_path / "metrics.jsonl"
