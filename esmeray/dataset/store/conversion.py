@@ -280,7 +280,6 @@ def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
 
 def _described(source: list[SourceFile] | SampleSource) -> str:
     if isinstance(source, SampleSource):
-        families = counted(source.families, "famil{ies}")
-        return f"the sample ({counted(source.records, 'record{s}')}, {families}, seed {source.seed})"
+        return f"the sample ({counted(source.records, 'record{s}')})"
     more = f" and {counted(len(source) - 1, 'more file{s}')}" if len(source) > 1 else ""
     return f"{source[0].path}{more}"

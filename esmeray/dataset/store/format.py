@@ -101,20 +101,14 @@ def frame(kind: Kind, first: int, count: int, parts: list[bytes | memoryview]) -
     return b"".join([header, crc.to_bytes(4, "little"), *parts])
 
 
-def unframe(value: memoryview, kind: Kind) -> tuple[int, memoryview]:
-    """Check a value's header and CRC-32. Return the number of records or elements and a zero-copy view of the payload.
+def unframe(value: memoryview) -> tuple[int, memoryview]:
+    """Check a value's CRC-32. Return the number of records or elements and a zero-copy view of the payload.
 
     Raises ValueError with the problem; the reader adds the value and the file.
     """
-    if len(value) < HEADER_BYTES:
-        raise ValueError(f"{len(value)} bytes, which is too short for a header")
-    magic, version, value_kind, _, count, payload_bytes, _, crc = _HEADER.unpack_from(value)
-    if magic != _MAGIC or version != FORMAT_VERSION or value_kind != kind:
-        raise ValueError(f"no {kind.name} header of format {FORMAT_VERSION}")
-    # Before the checksum, which would be computed over whatever a truncated file has left.
+    # The checksum covers the header, and the index's checksum the size and the position of the value.
+    *_, count, _, _, crc = _HEADER.unpack_from(value)
     payload = value[HEADER_BYTES:]
-    if len(payload) != payload_bytes:
-        raise ValueError(f"it has {len(payload)} bytes, but its header says {payload_bytes}")
     if crc32(payload, crc32(value[:_CRC_AT])) != crc:
         raise ValueError("checksum mismatch")
     return count, payload

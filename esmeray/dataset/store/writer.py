@@ -220,6 +220,5 @@ def _offsets(lengths: np.ndarray) -> memoryview:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    # Stores are little-endian, since they travel between machines. On nearly all machines this changes nothing.
-    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return np.ascontiguousarray(little_endian).data.cast("B")
+    # Stores are little-endian, like every machine that torch supports.
+    return np.ascontiguousarray(array).data.cast("B")
