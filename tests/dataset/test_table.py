@@ -87,13 +87,6 @@ def test_whatever_means_missing_is_none_unless_it_is_kept(tmp_path_factory, miss
         assert kept == ["MKT", missing.join(blanks), "NANA"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_an_optional_column_is_read_if_it_is_there(tmp_path, suffix):
-    path = write_table(tmp_path / f"in{suffix}", ("text", "set"), ("a", "x"), ("b", "y"))
-    ((_, part),) = Table(path, {"text": "", "set": None, "validation": None}).parts()
-    assert part == {"text": ["a", "b"], "set": ["x", "y"]}
-
-
 @pytest.mark.parametrize(
     ("text", "rows"),
     [

@@ -149,7 +149,7 @@ class Loader:
                     self._send(turns, request)
                 yield self._source.finished(prepared, records_N)
         except GeneratorExit:
-            raise  # outstanding replies are dropped when the next iteration starts
+            raise  # the next iteration starts new processes
         except BaseException:
             self.close()  # a request may be half written, so these processes can't be used any more
             raise
@@ -166,9 +166,8 @@ class Loader:
             self._processes.pop().close()
 
     def _start(self) -> None:
-        while self._in_flight:
-            process, _ = self._in_flight.popleft()
-            process.next_reply()  # drop the outstanding reply
+        if self._in_flight:
+            self.close()  # an earlier iteration was abandoned, and its replies would come first
         missing = self._num_workers - len(self._processes)
         self._processes += [LoaderProcess(self._source.preparation()) for _ in range(missing)]
 
