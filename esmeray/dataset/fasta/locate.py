@@ -4,7 +4,7 @@ Conversion doesn't count lines. To locate an error, the file is read again up to
 """
 
 import io
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -115,14 +115,8 @@ def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
 
 
 def damage(path: Path, error: Exception) -> str:
-    """Describe a decompressor's error, and up to which line the file can be read."""
-    # Keep only the last line: all lines may not fit into memory.
-    last = next(iter(deque(_scan(path), maxlen=1)), None)
-    where = "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
+    """Describe a decompressor's error."""
     if isinstance(error, EOFError):
-        return f"{path}: the compressed file is truncated {where}; copy or download it again"
-    # If no line can be read, a wrong suffix is more likely than damage.
-    if last is None:
-        kind = path.suffix.lstrip(".") or "compressed"
-        return f"{path}: not a {kind} file despite its name, or damaged ({error}); rename it or download it again"
-    return f"{path}: the compressed data is damaged {where} ({error}); copy or download it again"
+        return f"{path}: the compressed file is truncated; copy or download it again"
+    kind = path.suffix.lstrip(".") or "compressed"
+    return f"{path}: damaged, or not a {kind} file despite its name ({error}); download it again, or rename it"
