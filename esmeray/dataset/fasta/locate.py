@@ -50,7 +50,9 @@ def _scan(path: Path) -> Iterator[_Line]:
                 record += 1
                 record_id = (stripped[1:].split(None, 1) or [""])[0]
                 residues = range(0)
-            elif not stripped.startswith(COMMENT):
+            elif stripped.startswith(COMMENT):
+                residues = range(residues.stop, residues.stop)
+            else:
                 residues = range(residues.stop, residues.stop + len(stripped))
             is_start = raw.endswith("\n")
             yield _Line(number, record, record_id, text, residues)
