@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from benchmarks.harness.comparison import compare_runs
 from benchmarks.harness.inputs import MAX_RESIDUES, make_store, random_network, read_proteins, write_fasta
-from benchmarks.harness.stage import REPOSITORY, Row, Setting, Stage, WrongWorkError
+from benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
 from benchmarks.peers.transformers_embedding import esm_tokenizer
 from benchmarks.programs.trainings import MASK_SHARE, TOY, Step, in_process
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.tokens.model_folder import quiet_transformers
+from esmeray.training.engine.deepspeed_settings import deepspeed_settings
+from esmeray.training.section import DeepSpeedSection, TrainingSection
 
 OURS, TRAINER, GROUPED = "esmeray", "Trainer, ZeRO-2", "Trainer, ZeRO-2, grouped by length"
 SAMPLING = {TRAINER: "random", GROUPED: "group_by_length"}
@@ -134,7 +135,8 @@ def our_config(fasta: str, weights: str, tokens: int, steps: int) -> dict[str, A
 def trainer_arguments(sequences: int, steps: int, sampling: str, device: str) -> dict[str, Any]:
     """Return TrainingArguments with the same optimizer, schedule and real tokens per step."""
     # The project's own ZeRO-2 settings; the Trainer fills in "auto".
-    deepspeed = yaml.safe_load((REPOSITORY / "train_config" / "zero2.yaml").read_text()) | {
+    own = deepspeed_settings(TrainingSection(), DeepSpeedSection())
+    deepspeed = {name: own[name] for name in ("zero_optimization", "data_types")} | {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",

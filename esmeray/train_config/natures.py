@@ -5,7 +5,6 @@ that have none. The launcher and the resume check read natures here, so a new se
 """
 
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
@@ -13,8 +12,6 @@ from pydantic.fields import FieldInfo
 from esmeray.common.errors import expanded
 from esmeray.common.remote import uri_of
 from esmeray.train_config.section import Section, is_section
-
-PACKAGE = Path(__file__).resolve().parent.parent
 
 Settings = TypeVar("Settings", bound=Section)
 Nature = TypeVar("Nature", bound=Enum)
@@ -37,11 +34,10 @@ class PathKind(Enum):
 
     PATH = "of the current folder"
     PATH_OR_NAME = "of the current folder, where it is one; else a name"
-    SHIPPED_PATH = "of the current folder, where it is there; else of the package"
     LINKED_PATH = "of the current folder; links stay, as Kubernetes mounts a secret by links that differ between nodes"
 
 
-PATH, PATH_OR_NAME, SHIPPED_PATH, LINKED_PATH = PathKind
+PATH, PATH_OR_NAME, LINKED_PATH = PathKind
 
 
 def on_resume(schema: type[Section], key: str) -> OnResume:
@@ -81,8 +77,6 @@ def absolute_path(value: str, kind: PathKind = PATH) -> str:
     path = expanded(value)  # expanded here, because a worker may be another user, with another home
     if kind is PATH_OR_NAME and not path.exists():
         return value
-    if kind is SHIPPED_PATH and not path.exists():
-        return str(PACKAGE / path)
     return str(path.absolute() if kind is LINKED_PATH else path.resolve())
 
 

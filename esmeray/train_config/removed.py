@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
     "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
+    "AutoencoderSection": {"cosine_loss_weight": 0.0, "feature_loss_weight": 1.0, "residue_loss_weight": 1.0},
     "BatchSection": {"packing_window": 2048},
     "CheckpointSection": {
         "asynchronous": True,
@@ -24,6 +25,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     },
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
+    "DeepSpeedSection": {"config": "train_config/zero2.yaml"},
     "DeviceProfileSection": {"random_weights": False},
     "EmbeddingAssumptions": {
         "compressed_queries_per_s": 1200.0,
@@ -37,7 +39,8 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "MutantTableSection": {"bootstrap": 1000},
     "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
-    "MuonSection": {"momentum_warmup_steps": 300, "warmup_momentum": 0.85},
+    "MeasurementSection": {"agreement": 0.03, "max_windows": 6, "warmup_steps": 2},
+    "MuonSection": {"momentum": 0.95, "momentum_warmup_steps": 300, "warmup_momentum": 0.85},
     "MutationsSection": {"random_weights": False},
     "PlanAssumptions": {
         "host_gb_per_s": 6.0,
@@ -47,22 +50,39 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "memory_gb_per_s": None,
         "memory_reserve": 0.1,
         "mtbf_gpu_hours": 49_000.0,
+        "network": 0.8,
         "overlap": 0.8,
         "peak_tflops": None,
         "restart_s": 180.0,
     },
+    "PlanSection": {
+        "gpus_per_node": 8,
+        "precision": "bf16",
+        "tokens": None,
+        "total_tokens": 1e12,
+    },
     "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
     "RetrievalSection": {"bootstrap": 1000},
     "SampleSection": {"seed": 0},
-    "SearchSection": {"prune_margin": 0.15},
+    "SearchSection": {"algorithm": "tpe", "prune_margin": 0.15, "seed": 0},
+    "SpaceSection": {"compile": None, "gradient_checkpointing": None, "prefetch": None, "stage": None},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000},
+    "TermsSection": {
+        "homology": {"candidates": 500, "max_evalue": 1e-3},
+        "neighbours": {"number": 10, "temperature": 0.05},
+    },
     "TrainingSection": {
         "checksum_every_steps": None,
         "cudnn_benchmark": False,
+        "deterministic": False,
         "eps": 1e-8,
+        "log_every_steps": 1,
+        "max_nonfinite_steps": 5,
+        "max_rewinds": 3,
         "memory_guard": {"enabled": True, "max_halvings": 3},
         "tf32": True,
     },
+    "TuneConfig": {"inference": False},
 }
 """Former defaults, which are the values now, by the section's class (or a base class of it) and the setting's name."""
 
@@ -104,6 +124,8 @@ def removal_of(section: type, name: str) -> str | None:
 
 
 def _is(value: Any, former: Any) -> bool:
+    if isinstance(former, str) and isinstance(value, str) and value.endswith(f"/{former}"):
+        return True  # a path, which is absolute in the file of a run
     # A file may name a part of the settings of a removed section.
     return bool(value == former or (isinstance(former, dict) and isinstance(value, dict) and former | value == former))
 

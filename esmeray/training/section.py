@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from esmeray.train_config.natures import END, FIXED, SHIPPED_PATH, UNSEEN
+from esmeray.train_config.natures import END, FIXED, UNSEEN
 from esmeray.train_config.section import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,8 +22,6 @@ class MuonSection(Section):
     learning_rate: PositiveFloat = 0.02
     """Peak learning rate of these matrices. It follows training.schedule; all other parameters use
     training.learning_rate."""
-    momentum: Share = 0.95
-    """Decay rate of Muon's momentum. It starts at 0.85 and moves linearly to this rate over 300 steps."""
 
 
 class TrainingSection(Section):
@@ -68,23 +66,15 @@ class TrainingSection(Section):
     fp8: bool = False
     """Compute the matrix products of the layers in FP8, by torchao, on NVIDIA Hopper and later. Useful for models of
     650M parameters and more."""
-    deterministic: bool = False
-    """Refuse CUDA kernels whose result depends on timing."""
     evaluate_every_steps: PositiveInt = 200
     """Steps between evaluations on the held-out sequences. Evaluations also run before the first step and after the
     last."""
     evaluation_batches: PositiveInt = 32
     """Packed batches per evaluation, over all workers."""
-    max_nonfinite_steps: PositiveInt = 5
-    """Number of consecutive steps with a NaN or infinite loss or gradient after which training counts as diverged.
-    Fewer such steps are skipped and counted."""
     on_divergence: Literal["stop", "rewind"] = "stop"
-    """stop: end the run when it diverges. rewind: return to the weights of the newest checkpoint before the steps that
-    were not finite, and leave out the batches since then."""
-    max_rewinds: PositiveInt = 3
-    """Maximum number of rewinds, after which the run ends."""
-    log_every_steps: Annotated[PositiveInt, UNSEEN] = 1
-    """Steps between lines of metrics.jsonl."""
+    """Training diverges in five consecutive steps with a NaN or infinite loss or gradient; fewer are skipped and
+    counted. stop: end the run. rewind: return to the weights of the newest checkpoint before these steps, and leave out
+    the batches since then, at most three times in a run."""
     gpu_log_interval: Annotated[NonNegativeFloat, UNSEEN] = 5.0
     """Seconds between samples of GPUs, host and worker in the run's monitoring folder; 0: no samples."""
     cpu_memory_limit_mib: Annotated[PositiveFloat | None, UNSEEN] = None
@@ -106,11 +96,8 @@ class TrainingSection(Section):
 class DeepSpeedSection(Section):
     """DeepSpeed ZeRO."""
 
-    config: Annotated[str, UNSEEN, SHIPPED_PATH] = "train_config/zero2.yaml"
-    """YAML file of DeepSpeed's own settings. It must not contain the settings that Esmeray sets: batch sizes,
-    precision, optimizer, clipping."""
     stage: Annotated[Annotated[int, Field(ge=0, le=3)] | None, FIXED] = None
-    """ZeRO stage, 0 to 3; overrides the file's. none: the file's."""
+    """ZeRO stage, 0 to 3. none: 2."""
     offload_optimizer: Annotated[bool, FIXED] = False
     """Keep the optimizer state in host memory (ZeRO-1 to 3)."""
 

@@ -13,22 +13,17 @@ from esmeray.cluster.placement import Workers
 from esmeray.common.errors import ConfigError
 from esmeray.run_folder.paths import RunFolder
 from esmeray.training.config import Config
-from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.tuning.section import TuneConfig
 
-Value: TypeAlias = int | str | bool | None
-Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "pruned", "refused"]
+Value: TypeAlias = int | str | None
+Status: TypeAlias = Literal["ok", "out_of_memory", "crash", "timeout", "nan", "refused"]
 
 _SETTINGS = {
     "tokens": ("batch.tokens", "token budget"),
     "workers": ("ray.num_workers", "workers"),
     "precision": ("training.precision", "precision"),
     "num_workers": ("data.num_workers", "loader processes"),
-    "compile": ("training.compile", "compile"),
     "batch_size": ("batch.batch_size", "sequences per batch"),
-    "stage": ("deepspeed.stage", "ZeRO stage"),
-    "prefetch": ("data.prefetch", "prefetched batches"),
-    "gradient_checkpointing": ("model.backbone.gradient_checkpointing", "checkpointing"),
 }
 """Key in an experiment's config and label of each setting, in the usual order of importance."""
 
@@ -37,7 +32,6 @@ NAMES = {name: words for name, (_, words) in _SETTINGS.items()}
 
 STATUSES: dict[Status, str] = {
     "ok": "measured",
-    "pruned": "stopped early",
     "out_of_memory": "out of memory",
     "crash": "crashed",
     "timeout": "hung",
@@ -54,11 +48,7 @@ class Settings:
     tokens: int
     batch_size: int | None
     num_workers: int
-    prefetch: int
     precision: str
-    gradient_checkpointing: bool | str
-    compile: bool
-    stage: int
     workers: int
 
 
@@ -67,23 +57,20 @@ class Measurement:
     """The result of a trial, which took ``seconds``.
 
     Attributes:
-        status: ``pruned``: the trial could no longer win; ``refused``: the settings can't be run.
-        tokens_per_s: real tokens of all workers; median of the last two windows, or of all if they don't agree.
+        status: ``refused``: the settings can't be run.
+        tokens_per_s: real tokens of all workers.
         peak_memory_bytes: maximum over the workers.
         total_memory_bytes: memory of one device; on the CPU the limit of one worker.
         shares: share of a step's time by phase, mean over the workers.
-        reusable: the workers can take the next trial. After a crash others may be stuck in a step forever.
     """
 
     status: Status
     reason: str
     tokens_per_s: float | None = None
-    windows: list[float] = field(default_factory=list)
     peak_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     shares: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    reusable: bool = True
 
     def speed(self, memory_margin: float) -> float:
         """Return tokens per second; 0 if the trial failed or used too much memory."""
@@ -91,7 +78,7 @@ class Measurement:
 
     def fits(self, memory_margin: float) -> bool:
         """Test whether it ran and left the margin free."""
-        return self.status in ("ok", "pruned") and (self.memory_share or 0.0) <= 1 - memory_margin
+        return self.status == "ok" and (self.memory_share or 0.0) <= 1 - memory_margin
 
     def is_too_large(self, memory_margin: float) -> bool:
         """Test for out of memory, or less than the margin left free."""
@@ -130,21 +117,26 @@ class SearchFolder(RunFolder):
         self.trials = self.path / "trials.jsonl"
         self.table = self.path / "trials.csv"
         self.best = self.path / "best.yaml"
-        self.picture = self.path / "trials.png"
         self.ray_tune = self.path / "ray_tune"
+
+
+def worker_group(workers: Workers, job: "Job") -> Any:
+    """Start workers that measure configurations."""
+    from esmeray.tuning.workers import WorkerGroup  # here: it loads torch, which the driver does not need
+
+    return WorkerGroup(workers, job)
 
 
 @dataclass(frozen=True)
 class Job:
     """An experiment and the search over it. ``store_path`` is set once its data is prepared.
 
-    ``make_group``: function that creates, from :class:`~esmeray.cluster.placement.Workers` and a job, an object with
-    the methods of :class:`~esmeray.tuning.workers.WorkerGroup`. None: that class itself.
+    ``make_group``: function that creates an object with the methods of :class:`~esmeray.tuning.workers.WorkerGroup`.
     """
 
     config: Config
     search: TuneConfig
-    make_group: Callable[..., Any] | None = None
+    make_group: Callable[[Workers, "Job"], Any] = worker_group
     store_path: str = ""
 
     @property
@@ -157,14 +149,9 @@ class Job:
         return self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": self.search.name})})
 
     def own_settings(self, workers: Workers) -> Settings:
-        """Return the experiment's own settings. Raises ConfigError if DeepSpeed's settings can't be read."""
+        """Return the experiment's own settings on these workers, whose number may be left to the cluster."""
         values = {name: attrgetter(key)(self.config) for name, key in KEYS.items()}
-        # Settings may be left to DeepSpeed's file, the cluster or the device: resolve them as training does.
-        values["stage"] = zero_stage(self.config.training, self.config.deepspeed)
-        values["workers"] = workers.count
-        if values["compile"] is None:
-            values["compile"] = workers.device == "cuda" and values["stage"] < 3
-        return Settings(**values)
+        return Settings(**values | {"workers": workers.count})
 
     def trial_config(self, settings: Settings) -> Config:
         """Return the experiment of a trial. Raises ConfigError if the settings can't be combined.
@@ -185,20 +172,12 @@ class Job:
             raise ConfigError("; ".join(problems)) from error
 
 
-def value_text(name: str, value: Value) -> str:
+def value_text(value: Value) -> str:
     if value is None:
         return "any"
-    if isinstance(value, bool):
-        return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else value
 
 
 def settings_text(settings: Settings, names: Iterable[str]) -> str:
     """Return settings as one line of text: ``token budget 8,192, precision bf16``."""
-    return ", ".join(f"{NAMES[name]} {value_text(name, getattr(settings, name))}" for name in names)
-
-
-def memory_text(size: float | None) -> str:
-    if size is None:
-        return "not known"
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+    return ", ".join(f"{NAMES[name]} {value_text(getattr(settings, name))}" for name in names)

@@ -1,7 +1,7 @@
-"""The results of a search: its fastest trials, best.yaml, and all trials as a table and as a picture."""
+"""The results of a search: its fastest trials, best.yaml, and all trials as a table."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +24,6 @@ from esmeray.tuning.records import (
     Job,
     Measurement,
     Trial,
-    memory_text,
-    settings_text,
     value_text,
 )
 from esmeray.tuning.section import TuneConfig
@@ -45,9 +43,8 @@ class Results:
 
     @property
     def ranked(self) -> list[Trial]:
-        """Trials that were fully measured and fit, fastest first."""
-        complete = [trial for trial in self.trials if trial.measurement.status == "ok" and self.speed(trial)]
-        return sorted(complete, key=self.speed, reverse=True)
+        """Trials that fit, fastest first."""
+        return sorted(filter(self.speed, self.trials), key=self.speed, reverse=True)
 
     @property
     def best(self) -> Trial | None:
@@ -60,33 +57,21 @@ class Results:
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none measured"
 
-    def against_own(self, best: Trial) -> Iterator[str]:
-        """Yield the speed relative to the experiment's own configuration, if that was measured."""
-        for trial in self.trials:
-            speed = trial.measurement.tokens_per_s
-            if trial.settings == self.space.default and trial is not best and speed:
-                own = settings_text(trial.settings, self.space.varied)
-                yield f"{self.speed(best) / speed:.2f} times the speed of the experiment's own {own}."
-
 
 def write_best(best: Trial, results: Results, job: Job) -> None:
     """Write the experiment with the fastest settings, and a comment on how they were found.
 
     It runs from any folder and has its own name, since the experiment's checkpoints have other batches.
     """
-    search, fastest = job.search, job.trial_config(best.settings)
+    fastest = job.trial_config(best.settings)
     run = job.config.run.model_copy(update={"name": f"{job.config.run.name}-fastest", "resume": "allow"})
     runnable = fastest.model_copy(update={"run": run, "data": _from_any_folder(fastest.data)})
     lines = [
         f"{_speed_text(best.measurement)}: the fastest of {len(results.trials)} tried configurations (of "
         f"{len(results.space)}),",
-        f"found by esmeray tune ({search.search.algorithm}, seed {search.search.seed}, "
-        f"{datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {job.folder.path}.",
-        *results.against_own(best),
-        "Only forward passes were measured, without gradients."
-        if search.inference
-        else "The global batch is unchanged."
-        if search.keep_global_tokens
+        f"found by esmeray tune ({datetime.now(UTC):%Y-%m-%d}): trial {best.number} of {job.folder.path}.",
+        "The global batch is unchanged."
+        if job.search.keep_global_tokens
         else "A step is one batch per worker, so the global batch has changed and training may give a different "
         "result.",
         f"  python train_ray.py --config {job.folder.best}",
@@ -108,7 +93,7 @@ def make_table(results: Results) -> Table:
     trials = sorted(results.trials, key=lambda trial: trial.settings.tokens) if is_over_budgets else results.ranked
     table = Table("trial", *(NAMES[name] for name in results.space.varied), "result")
     for trial in trials if is_over_budgets else trials[:SHOWN]:
-        values = [value_text(name, getattr(trial.settings, name)) for name in results.space.varied]
+        values = [value_text(getattr(trial.settings, name)) for name in results.space.varied]
         style = "bold" if trial is results.best else ""
         table.add_row(str(trial.number), *values, result_text(trial.measurement, results.margin), style=style)
     return table
@@ -119,7 +104,6 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     seconds = sum(trial.measurement.seconds for trial in results.trials)
     tried = f"{len(results.trials)} of {len(results.space)} configurations tried in {seconds / 60:.1f} min"
     yield f"{tried}: {results.outcomes()}."
-    yield from results.against_own(best)
     shares: dict[str, Any] = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
@@ -134,17 +118,9 @@ def to_set(best: Trial, results: Results, global_tokens: int, search: TuneConfig
     # Reported even if it is slow: it shows the capacity of the memory.
     largest = max(filter(results.speed, results.trials), key=lambda trial: trial.settings.tokens)
     lines = [f"Largest token budget that fits: {largest.settings.tokens:,} tokens, {_memory(largest.measurement)}."]
-    # A larger budget that failed was reported with its trial. One that was not tried would look like out of memory.
-    if max(trial.settings.tokens for trial in results.trials) == largest.settings.tokens < results.space.budgets[-1]:
-        lines.append(
-            "No larger budget was tried: --tune.search.max_trials or time_budget_s ended the search, or it "
-            "would not fit."
-        )
     # For other searches best.yaml contains all settings.
     if results.space.varied != ["tokens"] or search.keep_global_tokens:
         return lines
-    if search.inference:
-        return [*lines, f"For inference, set {best.settings.tokens} tokens per batch."]
     at_once = best.settings.tokens * best.settings.workers
     # A global batch holds whole micro-batches of all workers: round to the nearest multiple.
     steps = max(1, round(global_tokens / at_once))
@@ -155,7 +131,7 @@ def nothing_fits(results: Results) -> ResourceError:
     """Return the error if no configuration ran and left the margin free."""
     tried = [trial.measurement for trial in results.trials]
     # The first failure belongs to the experiment's own settings, or to the nearest valid ones.
-    reason = next((f"; the first failure: {m.reason}" for m in tried if m.status not in ("ok", "pruned")), "")
+    reason = next((f"; the first failure: {m.reason}" for m in tried if m.status != "ok"), "")
     return ResourceError(
         f"none of {len(tried)} configurations fits and leaves {results.margin:.0%} of the memory free "
         f"({results.outcomes()}{reason}): add smaller budgets to --tune.space.tokens with a lower "
@@ -169,41 +145,7 @@ def result_text(measurement: Measurement, margin: float) -> str:
     if measurement.tokens_per_s is None:
         return f"{status} ({measurement.reason.removeprefix(f'{status}: ')})"
     remark = "" if measurement.fits(margin) else f", which leaves less than {margin:.0%} free"
-    early = f", {status}" if measurement.status == "pruned" else ""
-    return f"{_speed_text(measurement)}{early}{remark}"
-
-
-def draw(results: Results, path: Path) -> None:
-    """Draw speed and peak memory by token budget as PNG. Failures are marked at zero."""
-    from esmeray.common.figure_style import RED, legend, picture, style  # here: it loads matplotlib
-
-    def peak_gib(trial: Trial) -> float:
-        return (trial.measurement.peak_memory_bytes or 0) / 2**30
-
-    panels: dict[str, Callable[[Trial], float]] = {
-        "Tokens per second by token budget": lambda trial: trial.measurement.tokens_per_s or 0.0,
-        "Peak memory in GiB by token budget": peak_gib,
-    }
-    with picture(path, 13, 5, path.parent.name) as figure:
-        for axes, (title, height) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-            style(axes, title)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(results.space.budgets, [f"{tokens:,}" for tokens in results.space.budgets])
-            axes.margins(x=0.1)
-            for name in sorted({_kind(trial) for trial in results.trials}):
-                trials = [trial for trial in results.trials if _kind(trial) == name]
-                is_failure = trials[0].measurement.tokens_per_s is None
-                marker = {"marker": "x", "color": RED} if is_failure else {"marker": "o"}
-                axes.scatter([t.settings.tokens for t in trials], list(map(height, trials)), label=name, **marker)
-            axes.set_ylim(bottom=0.0)
-            legend(axes, over_curves=True)
-
-
-def _kind(trial: Trial) -> str:
-    """Return the label of a trial's point: its failure, or its precision and whether it recomputes activations."""
-    if trial.measurement.tokens_per_s is None:
-        return STATUSES[trial.measurement.status]
-    return trial.settings.precision + (", checkpointing" if trial.settings.gradient_checkpointing else "")
+    return f"{_speed_text(measurement)}{remark}"
 
 
 def _from_any_folder(section: DataSection) -> DataSection:
@@ -220,4 +162,5 @@ def _speed_text(measurement: Measurement) -> str:
 
 
 def _memory(measurement: Measurement) -> str:
-    return f"peak {memory_text(measurement.peak_memory_bytes)} of {memory_text(measurement.total_memory_bytes)}"
+    peak_bytes, total_bytes = measurement.peak_memory_bytes or 0, measurement.total_memory_bytes or 0
+    return f"peak {peak_bytes / 2**30:.2f} of {total_bytes / 2**30:.2f} GiB"

@@ -1,13 +1,12 @@
 """Choose the next configuration to measure, and record each trial in Optuna's storage, from which a search resumes.
 
 The search starts with the experiment's own configuration, and finds its largest token budget by doubling and bisecting.
-Then it measures the valid, untried configuration nearest to the suggestion of Optuna's TPE. Configurations that need at
-least the memory of one that was too large are left out.
+Then it measures the valid, untried configuration nearest to the fastest so far, later to a suggestion of Optuna's TPE.
+Configurations that need at least the memory of one that was too large are left out.
 """
 
 import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -23,25 +22,20 @@ from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
 from esmeray.common.errors import DataError
-from esmeray.tuning.records import NAMES, Measurement, Settings, Trial, Value
+from esmeray.tuning.records import NAMES, Measurement, Settings, Trial
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, most_trials, needs_at_least
 from esmeray.tuning.trainable import METRIC
 
-STARTUP_TRIALS = 6
-"""Results that TPE needs before it builds a model."""
+STARTUP_TRIALS = 14
+"""Results before the first suggestion of TPE; with fewer its suggestions are worse than neighbours of the fastest."""
 
 STUDY = "search"
 MEASUREMENT = "measurement"
 """Attribute of a trial of the study: its :class:`~esmeray.tuning.records.Measurement`."""
 
-_CHOICES: dict[str, tuple[Value, ...]] = {
-    "precision": ("bf16", "fp32", "fp16"),
-    "gradient_checkpointing": (False, True, "selective"),
-    "compile": (False, True),
-}
-"""All values of settings that are no numbers. The study has their indices: integers are the only parameters whose range
-may change when a search resumes with another space (Optuna)."""
+_PRECISIONS = ("bf16", "fp32", "fp16")
+"""All values, since Optuna refuses other choices when a search resumes with another space."""
 
 
 class Search(OptunaSearch):
@@ -55,7 +49,7 @@ class Search(OptunaSearch):
     def __init__(self, space: SearchSpace, search: TuneConfig, trials: Path) -> None:
         self._configurations, self._options, self._margin = space, search.search, search.memory_margin
         distributions: dict[str, BaseDistribution] = {name: _distribution(name, space.values[name]) for name in NAMES}
-        sampler = _Sampler(distributions, self._choose, search)
+        sampler = _Sampler(distributions, self._choose)
         super().__init__(
             distributions, METRIC, "max", sampler=sampler, study_name=STUDY, storage=_open_storage(trials, repair=True)
         )
@@ -63,12 +57,11 @@ class Search(OptunaSearch):
             self._ot_study.tell(trial.number, state=TrialState.FAIL)
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the settings of the next trial and the speed that it has to beat; FINISHED at the end."""
+        """Return the settings of the next trial; FINISHED at the end."""
         if not self._untried() or self._is_over():
             return Searcher.FINISHED
         super().suggest(trial_id)
-        settings = _settings_of(self._ot_trials[trial_id].params)
-        return {"settings": asdict(settings), "to_beat": self._to_beat()}
+        return {"settings": asdict(_settings_of(self._ot_trials[trial_id].params))}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Record a trial; it is on disk when this returns. One that ended without a measurement can be tried again."""
@@ -95,20 +88,14 @@ class Search(OptunaSearch):
         tried = len(measurements.keys() | self._running())
         return out_of_time or tried >= most_trials(self._options, len(self._configurations))
 
-    def _to_beat(self) -> float | None:
-        """Return the speed below which a trial can stop early."""
-        if self._options.algorithm == "grid":
-            return None
-        # Only fully measured trials: the speed of one that was stopped early comes from windows that did not agree.
-        complete = (result for result in self._measurements.values() if result.status == "ok")
-        return max((result.speed(self._margin) for result in complete), default=0.0) or None
-
-    def _choose(self, suggestion: Settings | None, chance: random.Random) -> Settings:
-        """Return the valid configuration to measure. Without a suggestion it is chosen at random."""
+    def _choose(self, suggestion: Settings | None) -> Settings:
+        """Return the valid configuration to measure; without a suggestion one next to the fastest so far."""
         untried = self._untried()
         if bracket := self._bracket(untried):
             return bracket
-        return chance.choice(untried) if suggestion is None else self._configurations.nearest(suggestion, untried)
+        measurements = self._measurements
+        fastest = max(measurements, key=lambda settings: measurements[settings].speed(self._margin), default=None)
+        return self._configurations.nearest(suggestion or fastest or self._configurations.default, untried)
 
     def _untried(self) -> list[Settings]:
         """Return untried configurations that may fit, given the measurements so far."""
@@ -143,28 +130,19 @@ class _Sampler(optuna.samplers.TPESampler):
     """TPE whose suggestions are replaced by the configuration that ``choose`` returns for them."""
 
     def __init__(
-        self,
-        distributions: dict[str, BaseDistribution],
-        choose: Callable[[Settings | None, random.Random], Settings],
-        search: TuneConfig,
+        self, distributions: dict[str, BaseDistribution], choose: Callable[[Settings | None], Settings]
     ) -> None:
         # Constant liar: parallel trials must not get the same suggestion.
-        super().__init__(
-            seed=search.search.seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
-        )
+        super().__init__(seed=0, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True)
         self._distributions, self._choose = distributions, choose
-        self._uses_model = search.search.algorithm == "tpe"
-        self._chance = random.Random(search.search.seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._distributions
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
-        several = {name: numbers for name, numbers in search_space.items() if not numbers.single()}
-        params = super().sample_relative(study, trial, several) if self._uses_model else {}
-        only = {name: numbers.low for name, numbers in search_space.items() if name not in several}
-        settings = self._choose(_settings_of(only | params) if params else None, self._chance)
-        return {name: _number(name, value) for name, value in asdict(settings).items()}
+        params = super().sample_relative(study, trial, search_space)
+        settings = self._choose(_settings_of(params) if params else None)
+        return asdict(settings) | {"batch_size": settings.batch_size or 0}
 
 
 def read_trials(path: Path) -> list[Trial]:
@@ -200,7 +178,7 @@ def _is_expected_too_large(settings: Settings, measurements: dict[Settings, Meas
     alike = [
         (other.tokens, result.peak_memory_bytes, result.total_memory_bytes)
         for other, result in measurements.items()
-        if result.peak_memory_bytes and result.total_memory_bytes and result.status in ("ok", "pruned")
+        if result.peak_memory_bytes and result.total_memory_bytes and result.status == "ok"
         if replace(other, tokens=settings.tokens) == settings
     ]
     if len(alike) < 2:
@@ -232,15 +210,12 @@ def _ended(study: optuna.Study) -> list[Trial]:
 
 
 def _settings_of(params: dict[str, Any]) -> Settings:
-    values = {name: _CHOICES[name][number] if name in _CHOICES else number for name, number in params.items()}
-    return Settings(**values | {"batch_size": params["batch_size"] or None})
-
-
-def _distribution(name: str, values: Sequence[Value]) -> IntDistribution:
-    numbers = [_number(name, value) for value in values]
-    return IntDistribution(min(numbers), max(numbers), log=name == "tokens")
-
-
-def _number(name: str, value: Any) -> int:
     # No limit of sequences in a batch is 0 in the study.
-    return _CHOICES[name].index(value) if name in _CHOICES else value or 0
+    return Settings(**params | {"batch_size": params["batch_size"] or None})
+
+
+def _distribution(name: str, values: Sequence[Any]) -> BaseDistribution:
+    if name == "precision":
+        return CategoricalDistribution(_PRECISIONS)
+    numbers = [value or 0 for value in values]
+    return IntDistribution(min(numbers), max(numbers), log=name == "tokens")

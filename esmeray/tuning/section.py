@@ -1,6 +1,6 @@
-"""Settings of a search for the fastest configuration: varied settings, measurement of a trial, and when to stop."""
+"""Settings of a search for the fastest configuration: varied settings, measurement of a trial, and limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -29,16 +29,8 @@ class SpaceSection(Section):
     """Maximum number of sequences in a packed batch."""
     num_workers: list[NonNegativeInt] | None = Field(default=[0, 1, 2])
     """Loader processes per worker."""
-    prefetch: list[PositiveInt] | None = None
-    """Batches that each loader process prepares ahead."""
     precision: list[Precision] | None = Field(default=_PRECISIONS)
     """Precisions of the forward and backward pass."""
-    gradient_checkpointing: list[bool] | None = Field(default=[False, True])
-    """Recompute activations in the backward pass (true) or not (false)."""
-    compile: list[bool] | None = None
-    """Compile the model (true) or not (false)."""
-    stage: list[Annotated[int, Field(ge=0, le=3)]] | None = None
-    """Stages of ZeRO to try."""
     workers: list[PositiveInt] | None = None
     """Numbers of training workers, with one device each."""
 
@@ -53,32 +45,21 @@ class SpaceSection(Section):
 
 
 class MeasurementSection(Section):
-    """Steps of a trial: warm-up, then windows until two agree."""
+    """Times of a trial."""
 
-    warmup_steps: PositiveInt = 2
-    """Steps before the first window."""
-    window_s: PositiveFloat = 2.0
-    """Minimum length of a window in seconds; it ends with a step."""
-    agreement: Share = 0.03
-    """Relative difference of two consecutive windows below which they agree and the trial ends."""
-    max_windows: PositiveInt = 6
-    """Maximum number of windows of a trial, if no two agree."""
+    window_s: PositiveFloat = 4.0
+    """Minimum length of the window in seconds; it ends with a step."""
     timeout_s: PositiveFloat = 300.0
     """Seconds after which a trial counts as hung."""
 
 
 class SearchSection(Section):
-    """Choice of the configurations."""
+    """Limits of the search."""
 
-    algorithm: Literal["tpe", "random", "grid"] = "tpe"
-    """Algorithm after the largest budget that fits is found. tpe: Optuna's TPE (Bergstra et al. 2011); random: random
-    choice; grid: every configuration, each fully measured."""
     max_trials: PositiveInt | None = None
-    """Number of trials to measure. Default: a fifth of the space, at least 12; for grid all of it."""
+    """Number of trials to measure. Default: a third of the space, at least 12."""
     time_budget_s: PositiveFloat | None = None
     """Seconds of measuring, over all trials, after which no trial starts. none: no limit."""
-    seed: NonNegativeInt = 0
-    """Seed of the choice of configurations."""
 
 
 class TuneConfig(Section):
@@ -91,8 +72,6 @@ class TuneConfig(Section):
     keep_global_tokens: bool = True
     """Keep batch.global_tokens, so that the result of training is unchanged; budgets must then divide it. false: a step
     is one batch per worker."""
-    inference: bool = False
-    """Measure only forward passes, without gradients, instead of training."""
     space: SpaceSection = SpaceSection()
     measurement: MeasurementSection = MeasurementSection()
     search: SearchSection = SearchSection()

@@ -15,9 +15,6 @@ from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE, DataSection
 from esmeray.tuning.records import NAMES, Job, Settings, Value, value_text
 from esmeray.tuning.section import SearchSection, TuneConfig
 
-ORDERED = frozenset({"tokens", "batch_size", "num_workers", "prefetch", "stage", "workers"})
-"""Settings whose values are ordered."""
-
 MIN_TRIALS = 12
 
 
@@ -43,10 +40,6 @@ class SearchSpace:
     def varied(self) -> list[str]:
         return [name for name in NAMES if len(self.values[name]) > 1]
 
-    @property
-    def budgets(self) -> list[int]:
-        return sorted({settings.tokens for settings in self.settings})
-
     def ladder(self, settings: Settings) -> list[Settings]:
         """Return ``settings`` with every token budget that is valid with its other settings, ascending."""
         alike = [other for other in self.settings if replace(other, tokens=settings.tokens) == settings]
@@ -56,13 +49,11 @@ class SearchSpace:
         """Return the configuration most similar to this one."""
         return min(among or self.settings, key=lambda other: self._distance(settings, other))
 
-    def _distance(self, wanted: Settings, other: Settings) -> tuple[int, float, float]:
-        """Return the number of differing settings except the budget, their distance, then the budget's distance."""
+    def _distance(self, wanted: Settings, other: Settings) -> tuple[float, int]:
+        """Return the number of differing settings, where a doubling of the budget counts as one; then the budget."""
         differing = [n for n in NAMES if n != "tokens" and getattr(wanted, n) != getattr(other, n)]
-        steps = sum(_steps_between(n, getattr(wanted, n), getattr(other, n)) for n in differing)
         # Of two equally distant budgets the smaller is nearer: it is less likely to run out of memory.
-        above = 0.01 * (other.tokens > wanted.tokens)
-        return len(differing), steps, abs(math.log2(other.tokens / wanted.tokens)) + above
+        return len(differing) + abs(math.log2(other.tokens / wanted.tokens)), other.tokens
 
 
 def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = None) -> SearchSpace:
@@ -75,7 +66,7 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
     placed = place_workers(config.ray, nodes)
     own = job.own_settings(placed)
     values = {name: tuple(getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
-    values |= {name: tuple(sorted(values[name])) for name in ORDERED if None not in values[name]}
+    values |= {name: tuple(sorted(values[name])) for name in NAMES if name != "precision" and None not in values[name]}
     if search.space.tokens is None:
         largest = config.batch.global_tokens
         if data_tokens is not None and not search.keep_global_tokens:
@@ -88,7 +79,7 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
     left_out: Counter[str] = Counter()
     for combination in itertools.product(*values.values()):
         settings = Settings(**dict(zip(values, combination, strict=True)))  # type: ignore[arg-type]
-        if reason := _refusal(settings, job, workers, values):
+        if reason := _refusal(settings, job, workers):
             left_out[reason] += 1
         else:
             valid.append(settings)
@@ -101,22 +92,16 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
     return replace(space, default=space.nearest(own))
 
 
-_RECOMPUTED: list[bool | str] = [False, "selective", True]
-"""Values of gradient_checkpointing; each needs less memory than the previous one."""
-
-
 def needs_at_least(more: Settings, less: Settings) -> bool:
     """Return whether ``more`` surely needs at least the device memory that ``less`` needs.
 
-    Nothing is concluded from a different ZeRO stage or from compiling, whose buffers may add or save memory. The same
-    holds for a different number of workers, which share a machine's memory on the CPU. Loading does not affect the
-    device.
+    Nothing is concluded from a different number of workers, which share a machine's memory on the CPU. Loading does not
+    affect the device.
     """
     return (
-        (more.compile, more.stage, more.workers) == (less.compile, less.stage, less.workers)
+        more.workers == less.workers
         and more.tokens >= less.tokens
         and (more.batch_size or math.inf) >= (less.batch_size or math.inf)
-        and _RECOMPUTED.index(more.gradient_checkpointing) <= _RECOMPUTED.index(less.gradient_checkpointing)
         and (more.precision == less.precision or more.precision == "fp32")
     )
 
@@ -125,20 +110,15 @@ def most_trials(search: SearchSection, size: int) -> int:
     """Return the number of configurations to measure in a space of this size."""
     if search.max_trials is not None:
         return min(search.max_trials, size)
-    return size if search.algorithm == "grid" else min(size, max(MIN_TRIALS, size // 5))
+    return min(size, max(MIN_TRIALS, size // 3))
 
 
-def _refusal(
-    settings: Settings, job: Job, workers: Mapping[int, Workers], values: Mapping[str, Sequence[Any]]
-) -> str | None:
-    """Return the reason for leaving a configuration out of a space with these values; None if it is valid."""
+def _refusal(settings: Settings, job: Job, workers: Mapping[int, Workers]) -> str | None:
+    """Return the reason for leaving a configuration out of a space; None if it is valid."""
     config = job.config
     needed = config.data.max_length + SPECIAL_TOKENS_PER_SEQUENCE
     global_tokens = config.batch.global_tokens
     divides = global_tokens % (settings.tokens * settings.workers) == 0
-    # A setting without effect is measured with one value: the experiment's own, if it is among the values.
-    prefetch = config.data.prefetch if config.data.prefetch in values["prefetch"] else values["prefetch"][0]
-    checkpoints_frozen = settings.gradient_checkpointing and config.model.backbone.frozen
     refusals = {
         f"a budget below the longest sequence ({needed} tokens)": settings.tokens < needed,
         "more workers than the cluster can run": settings.workers not in workers,
@@ -147,15 +127,6 @@ def _refusal(
         ),
         "fp16, which needs a GPU": settings.precision == "fp16"
         and not any(placed.use_gpu for placed in workers.values()),
-        "deepspeed.offload_optimizer, which needs ZeRO stage 1 to 3": (
-            settings.stage == 0 and config.deepspeed.offload_optimizer
-        ),
-        "prefetching, which has no effect without loader processes": (
-            settings.num_workers == 0 and settings.prefetch != prefetch
-        ),
-        "checkpointing, which has no effect on a frozen backbone": (
-            checkpoints_frozen and len(values["gradient_checkpointing"]) > 1
-        ),
     }
     return next((reason for reason, applies in refusals.items() if applies), None)
 
@@ -189,17 +160,13 @@ def _workers(ray: RaySection, nodes: list[NodeResources], counts: Sequence[Any])
     return workers
 
 
-def _steps_between(name: str, value: Any, other: Any) -> float:
-    return abs(value - other) if name in ORDERED and None not in (value, other) else 1.0
-
-
 def space_lines(space: SearchSpace, search: TuneConfig) -> list[str]:
-    words = {name: [value_text(name, value) for value in space.values[name]] for name in space.varied}
+    words = {name: [value_text(value) for value in space.values[name]] for name in space.varied}
     lines = [f"{NAMES[name]:<21} {', '.join(values)}" for name, values in words.items()]
     lines.append(f"{'configurations':<21} {len(space):,}")
     lines += [f"{'left out':<21} {count:,}: {reason}" for reason, count in space.left_out.items()]
     trials = most_trials(search.search, len(space))
     budget_s = search.search.time_budget_s
     until = f", for at most {budget_s:g} s" if budget_s is not None else ""
-    lines.append(f"{'trials':<21} at most {trials:,} ({search.search.algorithm}){until}")
+    lines.append(f"{'trials':<21} at most {trials:,}{until}")
     return lines

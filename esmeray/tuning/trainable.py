@@ -25,7 +25,7 @@ def placement(workers: Mapping[int, Workers], trial_config: Mapping[str, Any]) -
 
 
 class MeasuredTrial(tune.Trainable):
-    """Measure ``settings``. ``to_beat`` is the highest speed so far, in tokens per second, or None.
+    """Measure ``settings``.
 
     Raises ResourceError if the workers don't start, which ends the search.
     """
@@ -40,7 +40,11 @@ class MeasuredTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         settings = Settings(**self.config["settings"])
-        measurement = self._measure(settings, self.config["to_beat"])
+        if self._group is None:
+            self._group = self._job.make_group(self._workers[settings.workers], self._job)
+        measurement: Measurement = self._group.measure(settings)
+        if measurement.status != "ok":
+            self.cleanup()  # the next trial starts new workers: some of these may be stuck in a step
         return {
             METRIC: measurement.speed(self._job.search.memory_margin),
             "measurement": json.dumps(asdict(measurement)),  # one value, since Ray Tune flattens nested results
@@ -51,18 +55,3 @@ class MeasuredTrial(tune.Trainable):
         if self._group is not None:
             self._group.close()
             self._group = None
-
-    def _measure(self, settings: Settings, to_beat: float | None) -> Measurement:
-        if self._group is None:
-            self._group = self._started(self._workers[settings.workers])
-        measurement: Measurement = self._group.measure(settings, to_beat)
-        if not measurement.reusable:
-            self.cleanup()  # the next trial starts new workers: some of these may be stuck in a step
-        return measurement
-
-    def _started(self, workers: Workers) -> Any:
-        if self._job.make_group is not None:
-            return self._job.make_group(workers, self._job)
-        from esmeray.tuning.workers import WorkerGroup  # here: it loads torch, which this process does not need
-
-        return WorkerGroup(workers, self._job)

@@ -1,16 +1,15 @@
 """Measure real tokens per second and peak memory of a configuration, by training with it for some seconds.
 
-Loader, model, engine and steps are the same as in training, but nothing is logged, saved or exported. A window lasts
+Loader, model, engine and steps are the same as in training, but nothing is logged, saved or exported. The window lasts
 from the agreement before one step to the agreement before another, so that it has the same number of data waits and
-steps. Worker 0 ends a window through the agreement that starts every step anyway.
+steps. Worker 0 ends it through the agreement that starts every step anyway.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ import torch
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import EsmerayError
 from esmeray.common.text import first_line
-from esmeray.common.timing import agree
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
-from esmeray.model.device import DTYPES, HostCopy, is_out_of_memory
-from esmeray.model.task_model import TaskModel
+from esmeray.model.device import HostCopy, is_out_of_memory
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.paths import RunFolder
@@ -37,10 +34,6 @@ from esmeray.training.loop.stepping import Stepper, every_step
 from esmeray.training.section import TrainingSection
 from esmeray.tuning.records import Measurement, Status
 from esmeray.tuning.section import MeasurementSection
-
-PRUNE_MARGIN = 0.15
-"""Relative gap to the fastest speed at which a trial stops early after its first window. After n windows, an nth of the
-gap is enough."""
 
 FAILURES: tuple[Status, ...] = ("crash", "nan", "refused", "out_of_memory")
 """Failures of workers, in ascending priority: a crash may only be a consequence of another worker's failure."""
@@ -57,24 +50,22 @@ def measure_on_worker(
     context: WorkerContext,
     store_path: str,
     measurement: MeasurementSection,
-    best_tokens_per_s: float | None,
     *,
-    inference: bool = False,
+    warmup_steps: int = 2,
     on_step: Callable[[], object] = lambda: None,
 ) -> Measurement:
-    """Train until two windows agree. Every worker calls it; a process group must exist.
+    """Train for a warm-up and then for the window. Every worker calls it; a process group must exist.
 
-    The config has the trial's settings and absolute paths. A trial that can't reach ``best_tokens_per_s`` ends before
-    its windows agree. ``inference``: only forward passes, without gradients. A ``reusable`` result is the same on every
-    worker. Raises EsmerayError if the settings or the data are refused.
+    The config has the trial's settings and absolute paths. After a failure other workers may wait for this one in a
+    collective forever. Raises EsmerayError if the settings or the data are refused.
     """
     limit_mib = config.training.cpu_memory_limit_mib
     meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
     meter.free()  # memory left by the previous trial must not count
     try:
-        trial = _Trial(context, measurement, best_tokens_per_s or 0.0, ControlGroup(), meter, on_step)
+        trial = _Trial(context, measurement, ControlGroup(), meter, warmup_steps, on_step)
         torch.manual_seed(config.run.seed)
-        apply_device_settings(config.training)
+        apply_device_settings()
         training = config.training
         task = experiment_class(config.model)
         folder = RunFolder(config.run.storage_path, config.run.name)
@@ -82,24 +73,18 @@ def measure_on_worker(
             model = experiment.build_model()
             experiment.open(model, context, trial.control)
             experiment.prepare(model, context, trial.control, brief=True)
-            stage = 0 if inference else zero_stage(training, config.deepspeed)
-            prepare_layers(model.backbone, training, context.device, stage)
-            if inference:
-                # Without the engine, whose optimizer and gradients would count as memory that prediction does not need.
-                return trial.run(_Inference(training.precision, model, context), experiment.batches)
+            prepare_layers(model.backbone, training, context.device, zero_stage(training, config.deepspeed))
             rate_shares = experiment.rate_shares(model)
             with closing(TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)) as engine:
                 return trial.run(TrainingWork(engine, training, trial.control), experiment.batches)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        # The other workers may wait for this one in a collective inside the step: none of them can take another trial.
         return Measurement(
             "out_of_memory",
             f"out of memory: {first_line(error)}",
             peak_memory_bytes=meter.peak_bytes(),
             total_memory_bytes=meter.total_bytes(),
-            reusable=False,
         )
     finally:
         torch.compiler.reset()  # otherwise recompilations of several trials add up to torch's limit
@@ -114,7 +99,7 @@ class TrainingWork:
         self._settings = training
         self._control = control
         self.model: Any = engine.module
-        self.clock = StepClock(training.log_every_steps, engine.device)
+        self.clock = StepClock(engine.device)
         self._stepper = Stepper(engine, control, self.clock)
         self._total_steps = training.max_steps or _LONG_RUN_STEPS
         self._steps = 0
@@ -125,52 +110,34 @@ class TrainingWork:
         sums = self._stepper.forward_backward(step, global_targets)
         with self.clock.phase("optimizer"):
             result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
-        # As in the loop, results are read a step later on a GPU, and summed over workers in steps that are logged.
+        # As in the loop, results are read a step later on a GPU, and summed over workers.
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
         due = self._unread if self._late and self._unread is not None else values
         self._unread = values
         own = due.read()
         skipped = not math.isfinite(float(own.pop(_NORM)))
-        totals = self._control.sum(own) if skipped or self.clock.log_due(self._steps) else {}
+        totals = self._control.sum(own)
         self._steps += 1
         # With fp16 the first steps are skipped until the loss scale fits, which is no failure.
         return not (skipped and is_fault(self._settings.precision, result.lowest_scale, totals))
 
 
-class _Inference:
-    """Forward passes in the precision of ``training.precision``, on each worker separately."""
-
-    def __init__(self, precision: str, model: TaskModel, context: WorkerContext) -> None:
-        self._device = context.device
-        self.model = model.requires_grad_(False).eval().to(context.device, DTYPES[precision])
-        self.clock = StepClock(1, context.device)
-
-    @torch.inference_mode()
-    def step(self, step: StepBatches, global_targets: int) -> bool:
-        losses = []
-        for batch in step:
-            with self.clock.phase("forward"):
-                losses.append(self.model(batch.to(self._device, non_blocking=True)).metrics["loss"])
-        return math.isfinite(float(torch.stack(losses).sum()))
-
-
 @dataclass
 class _Trial:
-    """Warm-up, then windows, on one worker."""
+    """Warm-up, then the window, on one worker."""
 
     context: WorkerContext
     settings: MeasurementSection
-    to_beat: float
     control: ControlGroup
     meter: MemoryMeter
+    warmup_steps: int
     on_step: Callable[[], object]
-    windows: list[float] = field(default_factory=list)
 
-    def run(self, work: TrainingWork | _Inference, batches: TrainingSteps) -> Measurement:
+    def run(self, work: TrainingWork, batches: TrainingSteps) -> Measurement:
         clock = work.clock
         steps = every_step(batches, _LATE)
         failure: Measurement | None = None
-        # The first window begins after the warm-up; until then no window can end.
+        # The window begins after the warm-up; until then it can't end.
         number, tokens, began = 0, 0, math.inf
         clock.start()
         while True:
@@ -181,22 +148,21 @@ class _Trial:
                 # Not raised: the agreement below reports it to the others, which would otherwise wait for this worker.
                 failure = failure or Measurement("crash" if error.retryable else "refused", str(error))
             clock.loaded()
-            # After loading, so that a window has the same number of data waits and steps.
+            # After loading, so that the window has the same number of data waits and steps.
             over = self.context.rank == 0 and time.perf_counter() - began >= self.settings.window_s
             with clock.phase("communication"):
                 targets, own_tokens = (0, 0) if step is None else (step.num_targets, step.num_tokens)
                 agreement = self.control.agree(targets, own_tokens, stop=over, failed=failure is not None)
             if agreement.failed or step is None:
                 return self._failed(failure)
-            if number == self.settings.warmup_steps:
+            if agreement.stop:
+                # The rate of worker 0 on all workers: the result is the same on each.
+                rate = self.control.from_rank_0(tokens / (time.perf_counter() - began))
+                reason = f"{rate:,.0f} tokens/s"
+                return Measurement("ok", reason, rate, shares=self._shares(clock), **self._memory())
+            if number == self.warmup_steps:
                 clock.read()  # discards the phases of the warm-up
                 tokens, began = 0, time.perf_counter()
-            elif agreement.stop:
-                now = time.perf_counter()
-                status = self._window(tokens / (now - began))
-                if status is not None:
-                    return self._finished(status, clock)
-                tokens, began = 0, now
             tokens += agreement.tokens
             failure = self._step(work, step, number, agreement.targets)
             clock.stepped(agreement.tokens, step.num_tokens)
@@ -204,9 +170,7 @@ class _Trial:
             number += 1
             self.on_step()
 
-    def _step(
-        self, work: TrainingWork | _Inference, step: StepBatches, number: int, global_targets: int
-    ) -> Measurement | None:
+    def _step(self, work: TrainingWork, step: StepBatches, number: int, global_targets: int) -> Measurement | None:
         finite = work.step(step, global_targets)
         try:
             # No CPU allocation fails by itself: the peak is compared with the limit after the step.
@@ -215,39 +179,11 @@ class _Trial:
             return Measurement("out_of_memory", f"out of memory: {error}")
         return None if finite else Measurement("nan", f"loss or gradient was not finite in step {number}")
 
-    def _window(self, rate: float) -> Status | None:
-        """Add a window as timed by worker 0. Returns the trial's status, or None if it continues."""
-        # Use worker 0's rate on all: with their own clocks, some could continue and wait forever for those that ended.
-        rate = self.control.from_rank_0(rate)
-        self.windows.append(rate)
-        count = len(self.windows)
-        if self._agree():
-            return "ok"
-        # With more windows, a smaller difference to the fastest is enough.
-        if statistics.mean(self.windows) < self.to_beat * (1 - PRUNE_MARGIN / count):
-            return "pruned"
-        return "ok" if count >= self.settings.max_windows else None
-
-    def _agree(self) -> bool:
-        return len(self.windows) > 1 and agree(self.windows[-2], self.windows[-1], self.settings.agreement)
-
-    def _finished(self, status: Status, clock: StepClock) -> Measurement:
-        # Windows before the two that agree come from a machine that was not steady yet.
-        rate = statistics.median(self.windows[-2:] if self._agree() else self.windows)
-        reason = f"{rate:,.0f} tokens/s"
-        if status == "pruned":
-            reason += ", too slow to win"
-        elif len(self.windows) > 1 and not self._agree():
-            reason += f", but no two of {len(self.windows)} windows agreed within {self.settings.agreement:.0%}"
-        return Measurement(
-            status, reason, tokens_per_s=rate, windows=self.windows, shares=self._shares(clock), **self._memory()
-        )
-
     def _failed(self, failure: Measurement | None) -> Measurement:
         """Return the most severe failure, the same on all workers."""
         failures = filter(None, self.control.gather(failure))
         gravest: Measurement = max(failures, key=lambda failure: FAILURES.index(failure.status))
-        return replace(gravest, windows=self.windows, **self._memory())
+        return replace(gravest, **self._memory())
 
     def _memory(self) -> dict[str, Any]:
         # All workers share one configuration: compare the largest peak with the smallest memory.

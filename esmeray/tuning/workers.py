@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,9 +26,6 @@ from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import last_line
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
-from esmeray.tasks.experiment import experiment_class
-from esmeray.tasks.section import ModelSection
-from esmeray.training.engine.deepspeed_settings import check_precision
 from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 from esmeray.tuning.trial import FAILURES, measure_on_worker
 
@@ -49,8 +45,7 @@ NODE_DIED = "its node has died"
 class WorkerGroup:
     """Actors of one process group, in the placement group of the process that creates them.
 
-    Staged data is copied to the nodes' disks now, since the copy would count towards a trial's timeout. Raises
-    ResourceError if the actors don't start.
+    Raises ResourceError if the actors don't start.
     """
 
     def __init__(self, workers: Workers, job: Job, measure: Callable[..., Measurement] = measure_on_worker) -> None:
@@ -63,24 +58,19 @@ class WorkerGroup:
         ]
         try:
             self._connect()
-            if job.config.data.stage_dir is not None:
-                staging = (job.store_path, job.config.model, job.config.data.stage_dir)
-                ray.get([actor.stage.remote(*staging) for actor in self._actors])
         except RayError as error:
             self.close()
             raise ResourceError(f"the measuring workers did not start: {last_line(error)}") from error
 
-    def measure(self, settings: Settings, to_beat: float | None) -> Measurement:
+    def measure(self, settings: Settings) -> Measurement:
         """Measure these settings as :func:`esmeray.tuning.trial.measure_on_worker`. Failures are results as well.
 
-        If the result is not ``reusable``, the group must be closed. Raises StoppedError once the search is to stop.
+        After a failure the group must be closed. Raises StoppedError once the search is to stop.
         """
         began = time.monotonic()  # starting workers is not part of a trial
         search = self._job.search
         try:
             config = self._job.trial_config(settings)
-            if not search.inference:
-                check_precision(config.training, self._workers.device)
         except EsmerayError as error:
             return Measurement("refused", str(error))
         if config.training.cpu_memory_limit_mib is None:
@@ -93,16 +83,10 @@ class WorkerGroup:
             config=config,
             store_path=self._job.store_path,
             measurement=search.measurement,
-            best_tokens_per_s=to_beat,
-            inference=search.inference,
         )
         timeout_s = search.measurement.timeout_s
         replies = self._replies([actor.measure.remote(call) for actor in self._actors], timeout_s)
-        result = _summary(replies, timeout_s)
-        # Out of memory leaves a GPU's memory fragmented: the next trial could fail because of it.
-        in_step = all(reply is not None and reply.reusable for reply in replies)
-        fragmented = result.status == "out_of_memory" and self._workers.use_gpu
-        return replace(result, reusable=in_step and not fragmented, seconds=time.monotonic() - began)
+        return replace(_summary(replies, timeout_s), seconds=time.monotonic() - began)
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -134,7 +118,7 @@ class WorkerGroup:
             done, _ = ray.wait(list(waiting), timeout=min(max(0.0, deadline - time.monotonic()), POLL_S))
             for reference in done:
                 reply = replies[waiting.pop(reference)] = _reply(reference)
-                if not reply.reusable:  # workers that agreed may take longer to return on a loaded machine
+                if reply.status != "ok":
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         return replies
 
@@ -167,16 +151,13 @@ class _MeasuringActor:
         join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
         prepare_deepspeed(device)  # may compile operators, outside the first trial's time
 
-    def stage(self, store_path: str, model: ModelSection, stage_dir: str) -> None:
-        experiment_class(model).stage(Path(store_path), Path(stage_dir))
-
     def measure(self, call: Callable[..., Measurement]) -> Measurement:
         try:
             return call(context=self._context)
         except EsmerayError as error:
-            return Measurement("crash" if error.retryable else "refused", str(error), reusable=False)
+            return Measurement("crash" if error.retryable else "refused", str(error))
         except Exception as error:  # noqa: BLE001 - also a result
-            return Measurement("crash", f"{type(error).__name__}: {last_line(error)}", reusable=False)
+            return Measurement("crash", f"{type(error).__name__}: {last_line(error)}")
 
 
 def _options(workers: Workers, rank: int) -> dict[str, Any]:
@@ -195,19 +176,17 @@ def _reply(reference: Any) -> Measurement:
     try:
         return ray.get(reference)
     except OutOfMemoryError as error:
-        return Measurement(
-            "out_of_memory", f"out of memory: Ray killed the worker ({last_line(error)})", reusable=False
-        )
+        return Measurement("out_of_memory", f"out of memory: Ray killed the worker ({last_line(error)})")
     except (RayActorError, RayTaskError) as error:
         if NODE_DIED in str(error):  # not caused by any setting
             raise ResourceError("a machine of the cluster was lost; resume the search with the same command") from error
-        return Measurement("crash", f"{PROCESS_ENDED} ({last_line(error)})", reusable=False)
+        return Measurement("crash", f"{PROCESS_ENDED} ({last_line(error)})")
 
 
 def _summary(replies: list[Measurement | None], timeout_s: float) -> Measurement:
     """Return one result from the results of the workers."""
     known = [reply for reply in replies if reply is not None]
-    failed = [reply for reply in known if reply.status not in ("ok", "pruned")]
+    failed = [reply for reply in known if reply.status != "ok"]
     if not failed:
         hung = Measurement("timeout", f"a worker did not finish within {timeout_s:g} s")
         return known[0] if len(known) == len(replies) else hung

@@ -39,11 +39,7 @@ from tests.model.support import (
 from tests.tasks.test_classifier_model import KINDS, LENGTHS, POOLINGS, build, labelled, with_targets
 
 TASKS = ["masked_lm", "autoencoder"]
-LOSSES = {
-    "no residue loss": {"residue_loss_weight": 0.0},
-    "cosine loss": {"feature_loss_weight": 0.0, "cosine_loss_weight": 1.0},
-}
-RESIDUE_MODELS = [*TASKS, "frozen", *LOSSES]
+RESIDUE_MODELS = [*TASKS, "frozen"]
 INTEL = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
 
 
@@ -57,11 +53,10 @@ def one_thread() -> Iterator[None]:
 
 
 def model_of(name: str) -> TaskModel:
-    """Build a residue task, an autoencoder variant, a classifier of this kind, or a classifier with this pooling."""
+    """Build a residue task, a classifier of this kind, or a classifier with this pooling."""
     if name in RESIDUE_MODELS:
         section = tiny_section("masked_lm" if name == "masked_lm" else "autoencoder", frozen=name == "frozen")
-        autoencoder = TINY_AUTOENCODER.model_copy(update=LOSSES.get(name, {}))
-        return build_model(section.model_copy(update={"autoencoder": autoencoder}), seed=0)
+        return build_model(section.model_copy(update={"autoencoder": TINY_AUTOENCODER}), seed=0)
     return build(pooling=name) if name in POOLINGS else build(name)
 
 

@@ -178,15 +178,6 @@ def test_a_text_classifier_trains_its_own_tokenizer(tmp_path, process_group):
     assert (predicted.argmax(1) == targets).mean() > 0.9
 
 
-def test_an_estimate_leaves_nothing_behind(table, tmp_path):
-    config = config_of(tmp_path, table, data={"store": str(tmp_path / "store")})
-    estimated = plan_of(config).estimate()
-    assert not any(tmp_path.iterdir())
-    plan = plan_of(config)
-    assert estimated == plan.measure(plan.prepare(tmp_path)) == plan.estimate()
-    assert (tmp_path / "store").is_dir()
-
-
 def test_residues_are_classified_one_by_one(tmp_path, process_group):
     sequences = drawn_sequences(60, seed=1, letters="DEKRLVIF")
     letters = str.maketrans("DEKRLVIF", "AABBGGGG")

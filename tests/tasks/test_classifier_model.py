@@ -97,16 +97,6 @@ def test_metrics_do_not_depend_on_how_sequences_are_batched(kind):
     assert all(torch.equal(weighted.metrics[name], whole.metrics[name]) for name in whole.metrics if name != "loss")
 
 
-@pytest.mark.parametrize("kind", ["multiclass", "per_residue"])
-def test_loss_and_accuracy_of_classes_are_those_over_all_targets(kind):
-    model, batch = build(kind), labelled(kind)
-    values, logits = model.metrics(model(batch).metrics), model.logits(batch)
-    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
-    known = batch.targets != IGNORED_TARGET
-    right = (logits.argmax(-1) == batch.targets)[known].float().mean().item()
-    assert values["accuracy"] == pytest.approx(right)
-
-
 def test_metrics_of_labels_are_those_of_the_known_ones():
     model, batch = build("multilabel"), labelled("multilabel")
     batch.targets[0, 0] = batch.targets[1, 2] = math.nan

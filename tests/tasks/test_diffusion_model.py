@@ -65,18 +65,6 @@ def test_the_loss_is_the_weighted_sum_over_hidden_residues(batch: PackedBatch):
     assert metrics["unconditional_loss"] == pytest.approx(float(free_loss), rel=1e-5)
 
 
-def test_guidance_is_a_line_through_both_predictions(batch: PackedBatch):
-    model = trained(("helix", "barrel"))
-    with torch.no_grad():
-        conditions = model.conditions(batch)
-        zero, one, three = (model.logits(batch, conditions, guidance) for guidance in (0.0, 1.0, 3.0))
-    torch.testing.assert_close(three, zero + 3 * (one - zero), rtol=1e-4, atol=1e-4)
-    labelled = batch.adding(by_sequence={"labels": torch.zeros_like(batch.by_sequence["labels"])})
-    with torch.no_grad():
-        torch.testing.assert_close(conditions, model.structure_encoder(batch) + model.label_embedding.weight[0])
-        assert not torch.allclose(conditions, model.conditions(labelled))
-
-
 def test_a_batch_without_targets_has_zero_loss_and_reaches_every_weight(batch: PackedBatch):
     model = trained(("helix",)).train()
     output = model(batch.without_targets())

@@ -1,8 +1,5 @@
 """Residue tasks support the backbones of every family of transformers, and export them in transformers' format."""
 
-import copy
-import math
-
 import pytest
 import torch
 from torch.nn import functional
@@ -11,19 +8,16 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, EsmTokenizer
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import encode, pack_sequences
-from esmeray.model.backbones.esm2 import EsmBackbone
-from esmeray.model.backbones.loading import load_network, residue_tokenizer
+from esmeray.model.backbones.loading import residue_tokenizer
 from esmeray.model.backbones.source import MASKED_LM_HEADS
 from esmeray.model.export.backbone import export
 from esmeray.model.heads.normalization import FeatureStatistics
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.autoencoder.model import ESM2Autoencoder
-from esmeray.tasks.masked_lm.model import MaskedLM
 from esmeray.tasks.section import ModelSection
 from tests.dataset.tokenizer_folders import FOR_PROTEINS
 from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import (
-    TINY,
     TINY_AUTOENCODER,
     assert_near,
     build_model,
@@ -134,29 +128,6 @@ def test_what_does_not_go_with_a_task_is_refused(tmp_path):
     save_small_model(folder, "t5")
     with pytest.raises(ConfigError, match="one before and one after"):
         build_model(section("autoencoder", folder), seed=0)
-
-
-def test_logits_are_computed_at_the_targets_alone():
-    network = load_network(TINY, seed=1).eval()
-    torch.nn.init.normal_(network.lm_head.bias)
-    whole = copy.deepcopy(network)
-    model = MaskedLM(EsmBackbone(whole.esm), whole.lm_head).eval()
-    rows: list[int] = []
-    model.lm_head.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[0]))
-    batch = masked_batch(random_sequences([33, 1, 80, 12]), [0.15, 0.0, 0.4, 0.8])
-    output = model(batch)
-    with torch.no_grad():
-        logits = torch.cat([network(tokens[None]).logits[0] for tokens in segments(batch.tokens, batch)])
-    wanted = batch.by_token["targets"] != -100
-    assert rows == [int(wanted.sum())]
-    loss = functional.cross_entropy(logits[wanted], batch.by_token["targets"][wanted], reduction="sum")
-    assert_near(output.loss_sum, loss)
-    assert output.num_targets == wanted.sum() and output.loss_sum.dtype == torch.float32
-    values, mean = model.metrics(output.metrics), (loss / wanted.sum()).item()
-    assert values["loss"] == pytest.approx(mean, rel=1e-5)
-    assert values["perplexity"] == pytest.approx(math.exp(mean), rel=1e-4)
-    recovered = (logits.argmax(-1) == batch.by_token["targets"])[wanted].float().mean().item()
-    assert values["residue_recovery"] == pytest.approx(recovered)
 
 
 @pytest.mark.parametrize(("task", "loss"), [("autoencoder", 4.471039), ("masked_lm", 3.542034)])

@@ -42,10 +42,10 @@ def test_command_line_overrides_file_and_file_overrides_default(file):
     config = load(path, "--batch.tokens", "4096")  # fixes the file's value
     assert (config.batch.tokens, config.batch.global_tokens) == (4096, 4096)
     assert config.batch.ramp_steps == Config().batch.ramp_steps
-    path = file("search:\n  seed: 3\nspace:\n  num_workers: [4]\n  precision: fp32\n")
+    path = file("search:\n  max_trials: 3\nspace:\n  num_workers: [4]\n  precision: fp32\n")
     search = load_search(path, "--tune.space.tokens", "512", "1024", "--tune.space.num_workers=2", "--tune.name", "a")
     assert (search.space.tokens, search.space.num_workers, search.name) == ([512, 1024], [2], "a")
-    assert search.search.seed == 3 and search.space.precision == ["fp32"], "a single value is a list of one"
+    assert search.search.max_trials == 3 and search.space.precision == ["fp32"], "a single value is a list of one"
 
 
 def test_none_clears_an_optional_setting_and_empties_a_list(file):
@@ -92,7 +92,7 @@ def test_resolved_settings_read_back_the_same(file):
         ("run:\n  name: ../up\n", r"run\.yaml:2: run\.name: '\.\./up' is not a valid folder name: use letters"),
         ("batch:\n  tokens: 1000000000000\n", r"run\.yaml:2: batch\.tokens: .* less than or equal to 16777216"),
         ("space:\n  tokens: [512, 0]\n", r"run\.yaml:2: space\.tokens: .*greater than 0, got 0"),
-        ("space:\n  stage: [2, 2]\n", r"run\.yaml:2: space\.stage: lists a value twice: 2, 2"),
+        ("space:\n  workers: [2, 2]\n", r"run\.yaml:2: space\.workers: lists a value twice: 2, 2"),
         ("space: {}\nbatch:\n  tokens: 512\n", r"run\.yaml:2: batch: unknown setting"),
     ],
 )
@@ -109,7 +109,7 @@ def test_mistakes_in_the_file_are_one_line_with_file_and_key(file, text, message
         (["--data.source", "--batch.tokens", "3"], r"--data\.source: a value is missing"),
         (["--batch.tokens", "1", "2"], r"unexpected argument 2; for example: "),
         (["--batch.tokens", "x"], r"^--batch\.tokens: .*integer.*'x'"),
-        (["--tune.space.stage", "5"], r"^--tune\.space\.stage: .*less than or equal to 3, got '5'"),
+        (["--tune.space.workers", "0"], r"^--tune\.space\.workers: .*greater than 0, got '0'"),
         (["--training.precision", "fp8"], r"^--training\.precision: .*'fp32', 'bf16' or 'fp16'"),
         (
             ["--batch.tokens", "4", "--data.max_length", "9000"],
@@ -124,14 +124,6 @@ def test_mistakes_on_the_command_line_name_the_option(options, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_rule_that_an_override_breaks_names_the_override(file):
-    path = file("data:\n  max_length: 9000\n")
-    with pytest.raises(ConfigError, match=r"^--batch\.tokens: batch\.tokens \(4096\) is too small"):
-        load(path, "--batch.tokens", "4096", "--training.epochs", "3")
-    with pytest.raises(ConfigError, match=r"^--data\.max_length: batch\.tokens \(4096\) is too small"):
-        load(file("batch:\n  tokens: 4096\n"), "--data.max_length", "9000")
-
-
 def test_every_mistake_is_a_line_of_its_own(file, capsys):
     path = file("batch:\n  tokens: abc\ntraining:\n  learning_rate: fast\n")
     assert run(lambda _: load(path) and 0, []) == 2
@@ -143,7 +135,7 @@ def test_every_mistake_is_a_line_of_its_own(file, capsys):
 def test_shipped_files_are_found_from_any_folder_and_are_valid(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in SHIPPED.glob("*.yaml"):
-        if path.name not in ("zero2.yaml", "serve.yaml") and not path.name.startswith("tune_"):
+        if path.name != "serve.yaml" and not path.name.startswith("tune_"):
             assert load_config(f"train_config/{path.name}") == load_config(path.stem)
     assert load_settings(TuneConfig, "train_config/tune_throughput.yaml") == TuneConfig()
     assert load_settings(TuneConfig, "tune_tokens").space.num_workers is None
@@ -204,7 +196,7 @@ def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
     (tmp_path / "weights").mkdir()
     config = tiny_config(tmp_path, data={"stage_dir": "fast"}, model={"backbone": {"source": "weights"}})
     absolute = with_absolute_paths(config)
-    assert absolute.data.stage_dir == str(tmp_path / "fast") and absolute.deepspeed.config.startswith("/")
+    assert absolute.data.stage_dir == str(tmp_path / "fast")
     assert absolute.model.backbone.source == str(tmp_path / "weights")
     assert with_absolute_paths(Config()).model.backbone.source == Config().model.backbone.source
 

@@ -25,7 +25,7 @@ class FormulaGroup:
         self.delay_s = delay_s
         self.statuses = STATUSES if failing else {}
 
-    def measure(self, settings: Settings, to_beat: float | None) -> Measurement:
+    def measure(self, settings: Settings) -> Measurement:
         deadline = time.monotonic() + self.delay_s
         while time.monotonic() < deadline:
             time.sleep(0.1)
@@ -36,7 +36,7 @@ class FormulaGroup:
             return Measurement(status, f"injected {status}", seconds=1.0)
         speed = 1000.0 + settings.tokens + 100 * settings.num_workers
         shares = {"data_wait": 0.2 if settings.num_workers == 0 else 0.01}
-        return Measurement("ok", "", speed, [speed, speed], settings.tokens * 1000, 10**6, shares, seconds=1.0)
+        return Measurement("ok", "", speed, settings.tokens * 1000, 10**6, shares, seconds=1.0)
 
     def close(self) -> None:
         pass
@@ -50,7 +50,6 @@ class RefusingGroup(FormulaGroup):
 
 
 DEVICES, TRIALS, PATIENCE_S = 2, 6, 120.0
-FIXED = {"num_workers": [1], "gradient_checkpointing": [False], "precision": ["fp32"]}
 
 
 class MeetingGroup(FormulaGroup):
@@ -72,7 +71,7 @@ def main(folder: Path) -> int:
     from esmeray.tuning.section import TuneConfig
     from tests.runs import tiny_config
 
-    space = {"tokens": [64, 128, 256, 512], "prefetch": [1, 2], **FIXED}
+    space = {"tokens": [64, 128, 256, 512], "num_workers": [1, 2], "precision": ["fp32"]}
     search = TuneConfig.model_validate({"name": "fast", "space": space, "search": {"max_trials": TRIALS}})
     group = functools.partial(MeetingGroup, delay_s=0.1, failing=False)
     return tune(Job(tiny_config(folder, ray={"num_workers": 1}), search, group))

@@ -17,7 +17,7 @@ from esmeray.tuning.records import Job, Measurement, Settings
 from esmeray.tuning.results import Results
 from esmeray.tuning.search import MEASUREMENT, Search, next_budget, read_trials
 from esmeray.tuning.section import TuneConfig
-from esmeray.tuning.space import SearchSpace, make_space, most_trials, needs_at_least
+from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
 from esmeray.tuning.trainable import METRIC
 from tests.runs import tiny_config
 
@@ -43,8 +43,7 @@ class Machine:
     width: float = 3.0
     bf16: float = 1.4
     loader_limit: tuple[float, float, float] = (0.7, 1.0, 0.95)
-    checkpointing: float = 0.75
-    compiled: float = 1.15
+    second_worker: float = 1.3
     bytes_a_token: float = 20_000
     noise: float = 0.0
     seed: int = 0
@@ -57,14 +56,13 @@ class Machine:
     def speed(self, s: Settings) -> float:
         away = (math.log2(s.tokens) - math.log2(self.best_tokens)) / self.width
         speed = 10_000 * math.exp(-(away**2)) * (self.bf16 if s.precision == "bf16" else 1.0)
-        speed *= self.loader_limit[s.num_workers] * (self.checkpointing if s.gradient_checkpointing else 1.0)
-        return speed * (self.compiled if s.compile else 1.0)
+        return speed * self.loader_limit[s.num_workers] * (self.second_worker if s.workers == 2 else 1.0)
 
     def peak(self, s: Settings) -> int:
-        kept = (0.3 if s.gradient_checkpointing else 1.0) * (0.6 if s.precision != "fp32" else 1.0)
+        kept = 0.6 if s.precision != "fp32" else 1.0
         return int(1e7 + self.bytes_a_token * kept * s.tokens)
 
-    def measure(self, s: Settings, to_beat: float | None = None) -> Measurement:
+    def measure(self, s: Settings) -> Measurement:
         self.asked.append(s)
         for holds, status in self.faults.items():
             if holds(s):
@@ -73,9 +71,7 @@ class Machine:
             return Measurement("out_of_memory", "out of memory", peak_memory_bytes=TOTAL_BYTES, seconds=3.0)
         speed = self.speed(s) * self._random.gauss(1.0, self.noise)
         memory = {"peak_memory_bytes": self.peak(s), "total_memory_bytes": TOTAL_BYTES}
-        if to_beat is not None and speed < 0.85 * to_beat:
-            return Measurement("pruned", "too slow to win", speed, [speed], seconds=3.0, **memory)
-        return Measurement("ok", "", speed, [speed, speed], seconds=5.0, **memory)
+        return Measurement("ok", "", speed, seconds=5.0, **memory)
 
 
 def settings_for(**search) -> TuneConfig:
@@ -90,12 +86,12 @@ def run(space: SearchSpace, search: TuneConfig, machine: Machine, trials: Path, 
         trial_id = f"{len(machine.asked) + len(running)}-{ended}"
         asked = searcher.suggest(trial_id) if len(running) < side_by_side else None
         if isinstance(asked, dict):
-            running.append((trial_id, Settings(**asked["settings"]), asked["to_beat"]))
+            running.append((trial_id, Settings(**asked["settings"])))
             continue
         if not running:
             return Results(read_trials(trials), space, search.memory_margin)
-        trial_id, settings, to_beat = running.pop(0)
-        measurement = machine.measure(settings, to_beat)
+        trial_id, settings = running.pop(0)
+        measurement = machine.measure(settings)
         speed = measurement.speed(search.memory_margin)
         searcher.on_trial_complete(trial_id, {METRIC: speed, MEASUREMENT: json.dumps(asdict(measurement))})
         ended += 1
@@ -105,32 +101,27 @@ MACHINES = {
     "the larger the faster": {"best_tokens": 65536, "width": 6.0, "bytes_a_token": 1000},
     "memory limits": {"best_tokens": 65536, "width": 4.0, "bytes_a_token": 150_000},
     "bf16 is slow": {"bf16": 0.6, "best_tokens": 1500},
-    "own loading is best": {"loader_limit": (1.0, 0.8, 0.7), "compiled": 0.5},
-    "checkpointing makes room that pays": {"best_tokens": 200_000, "bytes_a_token": 300_000, "checkpointing": 0.95},
+    "own loading is best": {"loader_limit": (1.0, 0.8, 0.7), "second_worker": 0.5},
+    "workers starve each other": {"second_worker": 0.8, "best_tokens": 2048},
 }
 
 
 @pytest.mark.slow
-def test_a_fifth_of_the_exhaustive_time_reaches_95_percent_of_the_best(tmp_path):
-    """The search runs on five machines with 2 % noise, in a space of 168 configurations."""
-    space = a_space(compile=[False, True])
-    missed = []
+def test_a_third_of_the_configurations_reaches_95_percent_of_the_best(tmp_path):
+    """The search runs on five machines with 2 % noise."""
+    space = a_space(workers=[1, 2])
     for seed, (name, numbers) in enumerate(MACHINES.items()):
         machine = Machine(**numbers)
-        every = [machine.measure(settings) for settings in space.settings]
-        best, whole_s = max(m.speed(0.08) for m in every), sum(m.seconds for m in every)
+        best = max(machine.measure(settings).speed(0.08) for settings in space.settings)
         results = run(space, settings_for(), Machine(**numbers, noise=0.02, seed=seed), tmp_path / name)
-        seconds = sum(trial.measurement.seconds for trial in results.trials)
-        if machine.speed(results.best.settings) < 0.95 * best or seconds > 0.2 * whole_s:
-            missed.append(name)
-    assert len(missed) <= 1, missed
+        assert len(results.trials) <= len(space) / 3
+        assert machine.speed(results.best.settings) >= 0.95 * best, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["tpe", "grid"])
-def test_search_skips_measured_and_too_large_configurations(algorithm, tmp_path):
+def test_search_skips_measured_and_too_large_configurations(tmp_path):
     machine, space = Machine(**MACHINES["memory limits"]), a_space()
-    run(space, settings_for(algorithm=algorithm, max_trials=1000), machine, tmp_path / "trials")
+    run(space, settings_for(max_trials=1000), machine, tmp_path / "trials")
     assert len(set(machine.asked)) == len(machine.asked)
     any_out_of_memory = [asked for asked in machine.asked if machine.peak(asked) > 0.92 * TOTAL_BYTES]
     for index, asked in enumerate(machine.asked):
@@ -148,12 +139,12 @@ def test_every_kind_of_failure_at_once_leaves_the_right_answer(tmp_path):
         faults={
             lambda s: s.tokens >= 8192: "out_of_memory",
             lambda s: s.tokens == 4096 and s.num_workers == 2: "crash",
-            lambda s: s.gradient_checkpointing: "timeout",
+            lambda s: s.num_workers == 0: "timeout",
             lambda s: s.precision == "bf16": "nan",
         },
     )
     results = run(a_space(), settings_for(max_trials=30), machine, tmp_path / "trials")
-    assert results.best.settings == Settings(2048, None, 1, 4, "fp32", False, False, 2, 1)
+    assert results.best.settings == Settings(2048, None, 1, "fp32", 1)
     assert {"out_of_memory", "timeout", "nan"} <= {trial.measurement.status for trial in results.trials}
 
 
@@ -162,16 +153,7 @@ def test_concurrent_trials_differ_and_stop_at_the_time_budget(tmp_path):
     run(a_space(), settings_for(max_trials=20), machine, tmp_path / "trials", side_by_side=4)
     assert len(set(machine.asked)) == len(machine.asked) == 20
     results = run(a_space(), settings_for(time_budget_s=12.0), Machine(), tmp_path / "short")
-    assert len(results.trials) in (3, 4)  # a trial takes 3 or 5 s
-
-
-def test_resumed_search_knows_what_was_measured_also_with_other_limits(tmp_path):
-    space, machine, folder = a_space(), Machine(), tmp_path / "trials"
-    assert len(run(space, settings_for(max_trials=5), machine, folder).trials) == 5
-    assert len(run(space, settings_for(max_trials=5), machine, folder).trials) == 5
-    smaller = a_space(num_workers=[1])
-    assert len(run(smaller, settings_for(max_trials=8), machine, folder).trials) == 8
-    assert len(set(machine.asked)) == 8
+    assert len(results.trials) == 3  # a trial takes 5 s
 
 
 def test_unfinished_trial_is_measured_again_and_a_torn_line_removed(tmp_path):
@@ -196,9 +178,3 @@ def test_largest_budget_that_fits_is_found_in_few_steps(end, own):
         tokens = next_budget(budgets, fitting, too_large)
     assert max(fitting, default=None) == max((tokens for tokens in budgets if tokens <= end), default=None)
     assert len(fitting) + len(too_large) <= 14
-
-
-def test_trials_are_a_fifth_of_the_space_by_default():
-    assert [most_trials(TuneConfig().search, size) for size in (168, 20, 5)] == [33, 12, 5]
-    assert most_trials(settings_for(algorithm="grid").search, 168) == 168
-    assert most_trials(settings_for(max_trials=7).search, 168) == 7

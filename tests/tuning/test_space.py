@@ -1,11 +1,10 @@
-import math
 from dataclasses import replace
 
 import pytest
 
 from esmeray.cluster.placement import NodeResources, Workers
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.tuning.records import NAMES, Job, Settings
+from esmeray.tuning.records import Job, Settings
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
 from tests.runs import merged, tiny_config
@@ -30,13 +29,12 @@ def budgets(space: SearchSpace) -> list[int]:
 
 
 def test_settings_of_the_applied_config_are_the_settings(tmp_path):
-    settings = Settings(512, 7, 2, 3, "bf16", True, True, 1, 4)
+    settings = Settings(512, 7, 2, "bf16", 4)
     job = job_of(tmp_path, batch={"global_tokens": 1024})
     kept = job.trial_config(settings)
     assert replace(job, config=kept).own_settings(Workers(4, 1, False)) == settings
     assert kept.batch.global_tokens == 1024
     assert job_of(tmp_path, keep=False).trial_config(settings).batch.global_tokens == 4 * 512
-    assert job.own_settings(Workers(1, 1, False)).stage == 2, "the stage of DeepSpeed's file"
 
 
 def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_path):
@@ -51,7 +49,7 @@ def test_budgets_and_workers_divide_the_global_batch_unless_it_is_not_kept(tmp_p
 def test_default_budgets_range_from_longest_sequence_to_global_batch(tmp_path):
     assert budgets(space_of(tmp_path)) == [64, 128, 256, 512]
     assert budgets(space_of(tmp_path, data={"max_length": 63})) == [128, 256, 512]
-    alone = {"num_workers": [1], "precision": ["bf16"], "gradient_checkpointing": [False]}
+    alone = {"num_workers": [1], "precision": ["bf16"]}
     space = space_of(tmp_path, alone, keep=False, data_tokens=450)
     # Four budgets per doubling if no other setting is searched.
     assert budgets(space) == [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448]
@@ -68,50 +66,26 @@ def test_trial_gets_the_cores_of_its_devices(tmp_path):
     assert {(settings.workers, settings.precision) for settings in half.settings} == {(1, "fp16"), (4, "fp16")}
 
 
-def test_every_combination_is_either_valid_or_counted_with_a_reason(tmp_path):
-    values = {"workers": [1, 2, 8], "prefetch": [2, 4], "precision": ["bf16", "fp16", "fp32"], "stage": [0, 2]}
-    space = space_of(tmp_path, values)
-    by_default = (space.values["tokens"], space.values["num_workers"], space.values["gradient_checkpointing"])
-    combinations = math.prod(map(len, [*values.values(), *by_default]))
-    assert len(space) + sum(space.left_out.values()) == combinations
-    assert (space.values["workers"], space.values["precision"]) == ((1, 2), ("bf16", "fp32"))
-    for name in NAMES:
-        assert set(space.values[name]) == {getattr(settings, name) for settings in space.settings}
-    assert any("more workers" in reason for reason in space.left_out)
-    assert any("fp16, which needs a GPU" in reason for reason in space.left_out)
-    assert any("prefetching" in reason for reason in space.left_out)
-
-
-def test_what_makes_no_difference_or_can_not_be_is_left_out(tmp_path):
-    space = space_of(tmp_path, {"num_workers": [0, 1], "prefetch": [2, 4, 8]})
-    assert {s.prefetch for s in space.settings if s.num_workers == 0} == {4}
-    assert {s.prefetch for s in space.settings if s.num_workers == 1} == {2, 4, 8}
-    frozen = space_of(tmp_path, model={"backbone": {"frozen": True}})
-    assert {settings.gradient_checkpointing for settings in frozen.settings} == {False}
-    offloaded = space_of(tmp_path, {"stage": [0, 1]}, deepspeed={"offload_optimizer": True})
-    assert {settings.stage for settings in offloaded.settings} == {1}
-
-
 def test_default_is_the_experiment_itself_or_the_nearest_that_is_offered(tmp_path):
-    assert space_of(tmp_path).default == Settings(256, None, 0, 4, "fp32", False, False, 2, 1)
+    assert space_of(tmp_path).default == Settings(256, None, 0, "fp32", 1)
     space = space_of(tmp_path, {"tokens": [64, 512], "num_workers": [1, 3], "precision": ["bf16"]})
-    assert space.default == Settings(512, None, 1, 4, "bf16", False, False, 2, 1)
+    assert space.default == Settings(512, None, 1, "bf16", 1)
     space = space_of(tmp_path, {"workers": [1, 2]})
     largest = replace(space.default, tokens=512)
     assert space.nearest(replace(largest, workers=2)) == replace(largest, workers=2, tokens=256)
 
 
 def test_empty_search_space_is_refused_with_the_reasons(tmp_path):
-    with pytest.raises(ConfigError, match="none of 12 configurations is valid: 12 excluded for a budget below"):
+    with pytest.raises(ConfigError, match="none of 6 configurations is valid: 6 excluded for a budget below"):
         space_of(tmp_path, {"tokens": [32]})
     with pytest.raises(ResourceError, match="9 workers with"):
         space_of(tmp_path, ray={"num_workers": 9})
 
 
 def test_what_needs_at_least_as_much_memory():
-    base = Settings(1024, None, 1, 4, "bf16", True, False, 2, 2)
-    more = [{"tokens": 2048}, {"gradient_checkpointing": False}, {"precision": "fp32"}, {"num_workers": 0}]
+    base = Settings(1024, None, 1, "bf16", 2)
+    more = [{"tokens": 2048}, {"precision": "fp32"}, {"num_workers": 0}]
     maybe_less = [{"tokens": 512}, {"precision": "fp16"}, {"workers": 1}, {"workers": 4}]
-    maybe_less += [{"batch_size": 8}, {"compile": True}, {"stage": 0}]
+    maybe_less += [{"batch_size": 8}]
     assert all(needs_at_least(replace(base, **change), base) for change in more)
     assert not any(needs_at_least(replace(base, **change), base) for change in maybe_less)

@@ -47,6 +47,13 @@ class Queries(NamedTuple):
 
 Network = tuple[LabelSpace, Callable[[Sequence[str], Vectors | None], NDArray]]
 """The K learnt terms, and a function from sequences and vectors to (N, K) probabilities."""
+CANDIDATES = 500
+"""Annotated proteins to align to each query: those that share the most 4-mers, as in align's prefilter kmer."""
+MAX_EVALUE = 1e-3
+NEIGHBOURS = 10
+"""Number of nearest proteins to take terms from."""
+TEMPERATURE = 0.05
+"""Temperature of the weights: a neighbour has weight exp(cosine / temperature)."""
 _AT_ONCE = 1024
 """Proteins per block of dense probabilities."""
 
@@ -92,11 +99,11 @@ class Parts:
         """(N, R) bit scores; None if homology is not a part."""
         if "homology" not in self.terms.parts:
             return None
-        homology, rows = self.terms.homology, []
+        rows = []
         for query in map(str.encode, texts):
             # Only records that share words with the query are aligned: aligning all costs many times as much.
-            shared = self._words("", query, homology.candidates)
-            rows.append(self._search.hits(query, homology.candidates, homology.max_evalue, shared))
+            shared = self._words("", query, CANDIDATES)
+            rows.append(self._search.hits(query, CANDIDATES, MAX_EVALUE, shared))
         ends = np.cumsum([0, *map(len, rows)])
         hits = [hit for row in rows for hit in row]
         return csr_array(
@@ -138,11 +145,10 @@ class Parts:
         if queries.bits is not None:
             scores["homology"] = transferred(csr_array(queries.bits[rows][:, records]), terms)
         if "neighbours" in self.terms.parts and queries.vectors is not None and self.vectors is not None:
-            settings = self.terms.neighbours
             # Vectors of one model share a large mean. Without centering, every cosine would be near 1.
             mean_C = self.vectors.mean(axis=0)
             known_MC = self.vectors[records] - mean_C
-            near = nearest(queries.vectors[rows] - mean_C, known_MC, settings.number, settings.temperature)
+            near = nearest(queries.vectors[rows] - mean_C, known_MC, NEIGHBOURS, TEMPERATURE)
             scores["neighbours"] = transferred(near, terms)
         if name in queries.learnt:
             scores["network"] = csr_array(queries.learnt[name][rows])

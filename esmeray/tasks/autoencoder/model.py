@@ -35,6 +35,7 @@ from esmeray.model.section import BackboneSection
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.autoencoder.section import AutoencoderSection
 from esmeray.tasks.section import ModelSection
+from esmeray.train_config.removed import stored_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,8 +81,6 @@ class ESM2Autoencoder(ResidueModel):
             for weight in self.decoder[-1].parameters():
                 weight.mul_(_FIRST_OUTPUT_SCALE)
         self.residue_head = nn.Linear(channels, len(VOCABULARY), bias=False)
-        if not section.residue_loss_weight:  # no loss reaches the head, and weight decay alone must not change it
-            self.residue_head.requires_grad_(False)
 
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "ESM2Autoencoder":
@@ -99,7 +98,9 @@ class ESM2Autoencoder(ResidueModel):
         return self.backbone.hidden_size / self.latent_size
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
-        """Compute the weighted loss, summed over the residues, i.e. the tokens that have a target.
+        """Compute the loss, summed over the residues, i.e. the tokens that have a target.
+
+        It is the mean squared error of the normalized features plus the cross entropy of the residues.
 
         All T tokens go through the layers, and the few without a target are masked out of the sums. On CUDA this costs
         less than a sync to count them. Metrics are scalars, except ``feature_sum`` (D,).
@@ -112,23 +113,15 @@ class ESM2Autoencoder(ResidueModel):
         decoded_TD = decoded_TD.float()  # in bf16 the squared error would mostly measure rounding
         terms = {
             "feature_loss": (decoded_TD - wanted_TD).square().mean(-1),
-            # eps: if a decoder outputs zeros, the cosine and its gradient stay defined.
-            "cosine": functional.cosine_similarity(decoded_TD, wanted_TD, dim=-1, eps=1e-6),
             "residue_loss": functional.cross_entropy(
                 logits_TK, targets_T, ignore_index=IGNORED_TARGET, reduction="none"
             ),
         }
         has_target_T = targets_T != IGNORED_TARGET
-        weighted = [
-            (self.section.feature_loss_weight, terms["feature_loss"]),
-            (self.section.cosine_loss_weight, 1 - terms["cosine"]),
-            (self.section.residue_loss_weight, terms["residue_loss"]),
-        ]
-        # Terms of weight 0 stay out of the graph.
-        loss_T = torch.stack([weight * term_T for weight, term_T in weighted if weight]).sum(0)
         # torch.where instead of a product: a NaN at a token without a target times 0 is NaN.
-        loss_T = torch.where(has_target_T, loss_T, 0.0)
+        loss_T = torch.where(has_target_T, terms["feature_loss"] + terms["residue_loss"], 0.0)
         with torch.no_grad():
+            terms["cosine"] = functional.cosine_similarity(decoded_TD, wanted_TD, dim=-1)
             terms["correct"] = logits_TK.argmax(-1) == targets_T
             terms["feature_square"] = wanted_TD.square().mean(-1)
             # Sum over the tokens with a target, whatever the others contain.
@@ -247,7 +240,9 @@ class ESM2Autoencoder(ResidueModel):
         section = read_settings_of(
             folder / CONFIG_FILE,
             "autoencoder",
-            lambda settings: AutoencoderSection.model_validate(settings["autoencoder"]),
+            lambda settings: AutoencoderSection.model_validate(
+                settings["autoencoder"], context=stored_in(folder / CONFIG_FILE)
+            ),
         )
         with drawn(0):  # random weights are overwritten; the caller's random state must not change
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)

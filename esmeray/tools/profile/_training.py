@@ -22,11 +22,11 @@ from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.trial import measure_on_worker
 
 TRACED_STEPS = 3
-_TRACED = MeasurementSection(warmup_steps=2 + TRACED_STEPS, window_s=0.01, max_windows=1)
+_TRACED = MeasurementSection(window_s=0.01)
 
 
 def profile_training(config: Config, folder: Path) -> dict[str, Any]:
-    """Train with the config until measured speeds agree, then trace some steps with the profiler.
+    """Train with the config for some seconds, then trace some steps with the profiler.
 
     Writes the trace to ``folder``. Raises ResourceError if a step fails, and DataError and ConfigError as training
     does.
@@ -42,14 +42,14 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
         )
         config = config.model_copy(update={"run": config.run.model_copy(update={"storage_path": scratch})})
         context = WorkerContext(device=device)
-        measurement = measure_on_worker(config, context, store, MeasurementSection(), None)
+        measurement = measure_on_worker(config, context, store, MeasurementSection())
         if measurement.status != "ok":
             raise ResourceError(f"no step could be measured: {measurement.reason}")
         on_cuda = device.type == "cuda"
         # Traced after measuring, because the profiler slows the steps.
         steps = schedule(wait=1, warmup=1, active=TRACED_STEPS, repeat=1)
         with profiler_of(on_cuda, schedule=steps, on_trace_ready=lambda it: write_trace(it, folder, on_cuda)) as traces:
-            measure_on_worker(config, context, store, _TRACED, None, on_step=traces.step)
+            measure_on_worker(config, context, store, _TRACED, warmup_steps=2 + TRACED_STEPS, on_step=traces.step)
     # A single worker does not communicate.
     shares: dict[str, Any] = {name: share for name, share in measurement.shares.items() if name != "communication"}
     facts = Facts(

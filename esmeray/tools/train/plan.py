@@ -29,7 +29,7 @@ MIN_TOKENS = 1024
 
 @command("train plan", __doc__, made_by="train plan")
 def main(plan: PlanSection, writer: OutputWriter) -> None:
-    if plan.stage == 1 and plan.precision == "bf16":  # as esmeray/training/engine/engine.py does
+    if plan.stage == 1:  # as esmeray/training/engine/engine.py does
         plan = plan.model_copy(update={"stage": 2})
     if plan.stage == 3 and plan.optimizer == "muon":
         raise ConfigError("plan.optimizer muon: under ZeRO-3 no worker has a complete matrix: set plan.stage to 2")
@@ -69,10 +69,9 @@ def device_of(plan: PlanSection) -> scale.Device:
     if peaks is None:
         hint = did_you_mean(plan.gpu, gpus)
         raise ConfigError(f"plan.gpu: {plan.gpu!r} is unknown{hint}: use one of {', '.join(gpus)}")
-    # Training in fp32 multiplies in TF32.
-    peak = peak_tflops(plan.gpu, "tf32" if plan.precision == "fp32" else plan.precision)
+    peak = peak_tflops(plan.gpu, scale.PRECISION)
     if peak is None:
-        raise ConfigError(f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}: use another plan.precision")
+        raise ConfigError(f"plan.gpu: {plan.gpu!r} has no known peak in {scale.PRECISION}: use another GPU")
     memory = (peaks.memory_gb, peaks.memory_gb_per_s, peaks.link_gb_per_s)
     return scale.Device(1e12 * peak, *(1e9 * value for value in memory))
 
@@ -83,21 +82,21 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     Raises ResourceError if no micro-batch fits into memory, or if faults leave no time to train.
     """
     assume, largest = plan.assume, scale.largest_tokens(work, plan, device)
-    if largest < (plan.tokens or MIN_TOKENS):
+    if largest < MIN_TOKENS:
         state = ", ".join(f"{name} {_gb(size)}" for name, size in scale.memory_parts(work, plan, 0).items() if size)
         raise ResourceError(
-            f"{_gb(device.memory_bytes)} can't hold {plan.tokens or MIN_TOKENS:,} tokens of {plan.model} next to "
-            f"{state}: raise plan.stage or plan.gpus, set plan.gradient_checkpointing true, or lower plan.tokens"
+            f"{_gb(device.memory_bytes)} can't hold {MIN_TOKENS:,} tokens of {plan.model} next to {state}: "
+            "raise plan.stage or plan.gpus, or set plan.gradient_checkpointing true"
         )
     # The smallest budget, in units of 64, that needs no more micro-batches than the largest one: the largest would
     # leave a short last micro-batch.
     share = math.ceil(plan.global_tokens / plan.gpus)
-    micro_batches = math.ceil(share / (plan.tokens or largest))
-    tokens = plan.tokens or max(MIN_TOKENS, 64 * math.ceil(share / micro_batches / 64))
+    micro_batches = math.ceil(share / largest)
+    tokens = max(MIN_TOKENS, 64 * math.ceil(share / micro_batches / 64))
     step_tokens, memory = tokens * micro_batches * plan.gpus, scale.memory_parts(work, plan, tokens)
     parts = scale.step_parts(work, plan, device, plan.gpus, tokens, micro_batches)
     # The baseline is one node, because scaling shows the cost of communication between nodes, without NVLink.
-    reference = plan.gpus_per_node if plan.gpus > plan.gpus_per_node else 1
+    reference = scale.GPUS_PER_NODE if plan.gpus > scale.GPUS_PER_NODE else 1
     linear_s = sum(scale.step_parts(work, plan, device, reference, tokens, micro_batches).values())
     step_s, mtbf_s = sum(parts.values()), 3600 * scale.MTBF_GPU_HOURS / plan.gpus
     whole, first = scale.checkpoint_bytes(work, plan)
@@ -112,7 +111,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     faults = 1 - math.exp(-scale.RESTART_S / mtbf_s)  # the share lost if checkpoints cost nothing
     shares = {name: (1 - lost) * seconds / step_s for name, seconds in parts.items()}
     shares |= {"disk": lost - faults, "faults": faults}
-    training_s = plan.total_tokens / step_tokens * step_s / (1 - lost)
+    training_s = scale.TOTAL_TOKENS / step_tokens * step_s / (1 - lost)
     return {
         "parameters": work.parameters.total,
         "gpu_memory_bytes": device.memory_bytes,
@@ -144,9 +143,9 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
 def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
     """Lines of the report, which fits on one screen."""
     assume, bound = plan.assume, scaled["shares"].items()
-    nodes, days = counted(math.ceil(plan.gpus / plan.gpus_per_node), "node{s}"), scaled["training_s"] / 86400
+    nodes, days = counted(math.ceil(plan.gpus / scale.GPUS_PER_NODE), "node{s}"), scaled["training_s"] / 86400
     rates = f"matrix products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of peak"
-    cluster = f"{plan.gpus:,} x {plan.gpu}, {nodes}, {plan.interconnect}, ZeRO-{plan.stage}, {plan.precision}"
+    cluster = f"{plan.gpus:,} x {plan.gpu}, {nodes}, {plan.interconnect}, ZeRO-{plan.stage}, {scale.PRECISION}"
     cluster += ", Muon" if plan.optimizer == "muon" else ""
     return [
         f"model            {plan.model}, {scaled['parameters'] / 1e9:,.3g} billion parameters",
@@ -164,11 +163,11 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
         f"faults           one in {duration(scaled['mtbf_s'])}; {scaled['lost_share']:.2%} of the time is lost",
         f"best interval    {duration(scaled['interval_s'])}, {scaled['interval_s'] / scaled['step_s']:,.0f} steps "
         f"(Daly; Young: {duration(scaled['young_interval_s'])})",
-        f"{plan.total_tokens:,.3g} tokens".ljust(17) + f"{days:,.1f} days, {scaled['gpu_hours']:,.0f} GPU-hours",
+        f"{scale.TOTAL_TOKENS:,.3g} tokens".ljust(17) + f"{days:,.1f} days, {scaled['gpu_hours']:,.0f} GPU-hours",
         f"binds            {scaled['binds']}",
         f"                 {', '.join(f'{name} {share:.1%}' for name, share in bound)}",
         f"assumed          {rates if assume.mfu is None else f'MFU {assume.mfu:.1%}'}",
-        f"                 network {assume.network:.0%}, overlapping {scale.OVERLAP:.0%} of the backward pass",
+        f"                 network {scale.NETWORK:.0%}, overlapping {scale.OVERLAP:.0%} of the backward pass",
     ]
 
 

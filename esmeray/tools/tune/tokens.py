@@ -1,7 +1,7 @@
 """Find the largest token budget that fits into memory, and the fastest one.
 
 Searches over token budgets only, as described in train_config/tune_tokens.yaml. Takes about a minute and prints the
-options to set. --tune.inference true measures forward passes only, without gradients and optimizer.
+options to set.
 
 Example:
   esmeray tune tokens --config masked_lm

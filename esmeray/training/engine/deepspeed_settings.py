@@ -1,37 +1,16 @@
-"""The DeepSpeed settings of a run: the settings file, completed from the experiment's config.
+"""The DeepSpeed settings of a run, from the experiment's config.
 
 Imports neither DeepSpeed nor torch, so that plans and error messages appear at once.
 """
 
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.common.text import first_line
-from esmeray.train_config.bounded_yaml import BoundedLoader
-from esmeray.train_config.natures import SHIPPED_PATH, absolute_path
 from esmeray.training.section import DeepSpeedSection, TrainingSection
 
-OWNED_KEYS = frozenset(
-    {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "managed_gradient_accumulation",
-        "gradient_clipping",
-        "optimizer",
-        "scheduler",
-        "bf16",
-        "fp16",
-        "amp",
-        "torch_autocast",
-    }
-)
-"""Keys of DeepSpeed's settings that the experiment's config decides."""
-
 LOWEST_LOSS_SCALE = 1.0
+BUCKET = 50_000_000
+"""Elements per bucket of a collective; bounds the communication buffers to 200 MB in fp32."""
 
 
 def check_precision(training: TrainingSection, device_type: str) -> None:
@@ -40,25 +19,49 @@ def check_precision(training: TrainingSection, device_type: str) -> None:
         raise ResourceError("training.precision fp16 needs a GPU: use bf16 or fp32 on the CPU")
 
 
+def zero_stage(training: TrainingSection, section: DeepSpeedSection) -> int:
+    """Return the ZeRO stage of a run. Raises ConfigError for settings that can't be combined."""
+    stage = 2 if section.stage is None else section.stage
+    is_muon = training.optimizer == "muon"
+    if section.offload_optimizer and stage == 0:
+        raise ConfigError("deepspeed.offload_optimizer needs ZeRO: set deepspeed.stage to 1, 2 or 3")
+    if section.offload_optimizer and is_muon:
+        raise ConfigError(
+            "deepspeed.offload_optimizer: Muon would multiply matrices on the CPU, where their momentum is: set it "
+            "to false, or training.optimizer to adamw"
+        )
+    if stage == 3 and is_muon:
+        raise ConfigError(
+            "training.optimizer muon: under ZeRO-3 no worker has a complete matrix: set deepspeed.stage to 2, or "
+            "training.optimizer to adamw"
+        )
+    if stage == 0 and training.weight_mean is not None:
+        raise ConfigError(
+            "training.weight_mean: needs ZeRO, because checkpoints without ZeRO do not map optimizer states to "
+            "parameters: set it to none, or deepspeed.stage to 1 or 2"
+        )
+    return stage
+
+
 def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> dict[str, Any]:
-    """Return the settings. Raises ConfigError if the file is missing, is no mapping, or has a key of
-    :data:`OWNED_KEYS`."""
-    settings = _read_settings(Path(absolute_path(section.config, SHIPPED_PATH)))
-    zero = settings.setdefault("zero_optimization", {})
-    if section.stage is not None:
-        zero["stage"] = section.stage
-    stage = zero.setdefault("stage", 2)
-    for refusal, is_so in _refusals(stage, training, section).items():
-        if is_so:
-            raise ConfigError(refusal)
+    """Return the settings. Raises ConfigError like :func:`zero_stage`."""
+    stage = zero_stage(training, section)
+    # Never round_robin_gradients: DeepSpeed 0.19.8 then maps parameters to the wrong fp32 values, so exported weights
+    # would be garbage.
+    zero: dict[str, Any] = {
+        "stage": stage,
+        # Reduce gradients during the backward pass. DeepSpeed 0.19.8 refuses it below stage 2 when the caller ends the
+        # accumulation.
+        "overlap_comm": stage >= 2,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": BUCKET,
+        "allgather_bucket_size": BUCKET,
+    }
     if section.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
-    if stage < 2:  # DeepSpeed 0.19.8 refuses it when the caller ends the accumulation
-        zero["overlap_comm"] = False
-    if stage == 0 or training.precision == "fp32":  # in stage 0 gradients always have the model's dtype
-        settings.pop("data_types", None)
-    settings.setdefault("timers", {"throughput": {"enabled": False}})  # it synchronizes twice a batch
-    return settings | {
+    settings: dict[str, Any] = {
+        "zero_optimization": zero,
+        "timers": {"throughput": {"enabled": False}},  # it synchronizes twice a batch
         # The training loop forms batches and scales their sum: DeepSpeed must divide by the number of workers only.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -76,46 +79,7 @@ def deepspeed_settings(training: TrainingSection, section: DeepSpeedSection) -> 
         },
         "steps_per_print": None,
     }
-
-
-def _refusals(stage: int, training: TrainingSection, section: DeepSpeedSection) -> dict[str, bool]:
-    """Error messages of settings that can't be combined, each with whether it applies to this run."""
-    is_muon = training.optimizer == "muon"
-    return {
-        "deepspeed.offload_optimizer needs ZeRO: set deepspeed.stage to 1, 2 or 3": (
-            section.offload_optimizer and stage == 0
-        ),
-        "deepspeed.offload_optimizer: Muon would multiply matrices on the CPU, where their momentum is: set it "
-        "to false, or training.optimizer to adamw": section.offload_optimizer and is_muon,
-        "training.optimizer muon: under ZeRO-3 no worker has a complete matrix: set deepspeed.stage to 2, or "
-        "training.optimizer to adamw": stage == 3 and is_muon,
-        "training.weight_mean: needs ZeRO, because checkpoints without ZeRO do not map optimizer states to "
-        "parameters: set it to none, or deepspeed.stage to 1 or 2": stage == 0 and training.weight_mean is not None,
-    }
-
-
-def zero_stage(training: TrainingSection, section: DeepSpeedSection) -> int:
-    """Return the ZeRO stage of a run. Raises ConfigError like :func:`deepspeed_settings`."""
-    return int(deepspeed_settings(training, section)["zero_optimization"]["stage"])
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = yaml.load(path.read_text(), Loader=BoundedLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"deepspeed.config: {path} can't be read ({first_line(error)})") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"deepspeed.config: {path} must contain a mapping of DeepSpeed settings")
-    if owned := sorted(OWNED_KEYS & set(settings)):
-        raise ConfigError(
-            f"deepspeed.config: {path} sets {', '.join(owned)}, which Esmeray sets from its own config: remove "
-            "it from the file"
-        )
-    zero = settings.get("zero_optimization") or {}
-    # DeepSpeed 0.19.8 maps parameters to the wrong fp32 values with round_robin_gradients, so exported weights would be
-    # garbage. Its elastic_checkpoint changes the layout of the shards, and still requires the same number of workers.
-    if unusable := [name for name in ("round_robin_gradients", "elastic_checkpoint") if zero.get(name)]:
-        raise ConfigError(
-            f"deepspeed.config: {path} sets {unusable[0]}, which is not supported: remove it from the file"
-        )
+    if stage > 0 and training.precision != "fp32":  # in stage 0 gradients always have the model's dtype
+        # Sums over many micro-batches per step need more precision than bf16.
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings

@@ -23,7 +23,7 @@ from esmeray.model.parameter_groups import MATRICES, RATE_SHARE, layer_matrices,
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
-from esmeray.training.engine.muon import MOMENTUM, ClippingMuon
+from esmeray.training.engine.muon import MOMENTUM, PEAK_MOMENTUM, ClippingMuon
 from esmeray.training.engine.step_clock import StepClock, time_collectives
 from esmeray.training.engine.zero import ClippingAdamW, add_up_in_place, clear_partitioned_gradients, clip_on_device
 from esmeray.training.section import DeepSpeedSection, TrainingSection
@@ -31,19 +31,10 @@ from esmeray.training.section import DeepSpeedSection, TrainingSection
 SHARDS_FOLDER = "deepspeed"
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", RATE_SHARE)
 _FP8_CAPABILITY = (9, 0)
-CUBLAS_WORKSPACE = ":4096:8"
-"""cuBLAS workspaces that make results reproducible (NVIDIA's cuBLAS documentation, 'Reproducibility')."""
 
 
-def apply_device_settings(training: TrainingSection) -> None:
-    """Set torch's switches for this process: TF32 and determinism.
-
-    Call this before any computation: cuBLAS reads its determinism setting once, when it is first used.
-    """
-    if training.deterministic:  # without it torch refuses every matrix product on CUDA
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-    torch.use_deterministic_algorithms(training.deterministic)
-    # TF32 for the products that remain in fp32.
+def apply_device_settings() -> None:
+    """Allow TF32 in this process, for the products that remain in fp32."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
 
@@ -104,7 +95,7 @@ def make_optimizer(
     groups = parameter_groups(model, training.weight_decay, shares, matrices)
     for group in groups:
         if MATRICES in group:
-            group[MOMENTUM] = training.muon.momentum
+            group[MOMENTUM] = PEAK_MOMENTUM
     return ClippingMuon(groups, torch.float32 if training.precision == "fp32" else torch.bfloat16, **settings)
 
 

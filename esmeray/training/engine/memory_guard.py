@@ -70,9 +70,6 @@ class MemoryGuard:
             "micro-batches"
         )
 
-    def refuse_to_split(self, tokens: int) -> ResourceError:
-        return ResourceError(f"out of memory on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")
-
     def _double(self) -> None:
         if self.parts >= 2**MAX_HALVINGS:
             halved = f", even with batches split into {self.parts} micro-batches" if self.parts > 1 else ""
@@ -80,3 +77,7 @@ class MemoryGuard:
         self.parts *= 2
         # Write now: a process that is killed for its memory would otherwise restart with whole batches.
         write_atomically(self._path, json.dumps({"parts": self.parts}) + "\n")
+
+
+def refuse_to_split(tokens: int) -> ResourceError:
+    return ResourceError(f"out of memory on a single sequence of {tokens} tokens, which can't be split: {REMEDY}")

@@ -25,6 +25,7 @@ from esmeray.training.engine.zero import ClippingAdamW
 
 MOMENTUM = "momentum"
 """Key of a parameter group: decay rate of Muon's momentum."""
+PEAK_MOMENTUM = 0.95
 
 _BUFFER = "momentum_buffer"
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)

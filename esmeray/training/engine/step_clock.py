@@ -32,8 +32,7 @@ CPU = torch.device("cpu")
 class StepClock:
     """Timer of the steps and phases on ``device``."""
 
-    def __init__(self, log_every_steps: int, device: torch.device = CPU):
-        self._every = log_every_steps
+    def __init__(self, device: torch.device = CPU):
         self._on_gpu = device.type == "cuda"
         self._running: list[_Phase] = []
         self._pending: deque[tuple[_Phase, Phase | None, Any]] = deque()
@@ -85,10 +84,6 @@ class StepClock:
         self._own_tokens += own_tokens
         self._budget_tokens += budget_tokens
         self._steps += 1
-
-    def log_due(self, step: int) -> bool:
-        """Test whether the step that starts at this position is to be logged."""
-        return (step + 1) % self._every == 0
 
     def read(self) -> dict[str, float]:
         """Return means since the last call: seconds per step and phase, tokens per second, and the unused share of the

@@ -12,14 +12,21 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token, estimate_memory
-from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, Section, Tokens
+from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, Section
+from esmeray.training.engine.deepspeed_settings import BUCKET
 
-BUCKET = 50_000_000
-"""Elements per bucket (reduce_bucket_size of train_config/zero2.yaml, stage3_prefetch_bucket_size of DeepSpeed)."""
 LIVE_PARAMETERS = 1_000_000_000
 """Maximum number of parameters that ZeRO-3 of DeepSpeed 0.19.8 gathers."""
 PRODUCTS, ATTENTION, MEMORY = 0.8, 0.35, 0.83
 """Shares of a GPU's peaks that large products, FlashAttention and fused kernels reach (docs/gpu.md)."""
+NETWORK = 0.8
+"""Share of the links' bandwidth that collectives of many megabytes reach."""
+GPUS_PER_NODE = 8
+"""GPUs per node, linked by NVLink if they have it."""
+TOTAL_TOKENS = 1e12
+"""Tokens to train on in total."""
+PRECISION: Precision = "bf16"
+ELEMENT_BYTES = 2
 LATENCY_S = 1e-5
 """Seconds per round of a collective between nodes."""
 OVERLAP = 0.8
@@ -45,8 +52,6 @@ class PlanAssumptions(Section):
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the peak that forward and backward pass reach (throughput/mfu of a run). Default: products at 80 % of
     the peak, attention at 35 %, everything else at 83 % of the memory bandwidth."""
-    network: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the links' bandwidth that collectives of many megabytes reach."""
     storage_gb_per_s: PositiveFloat = 5.0
     """Bandwidth of the checkpoint storage, for all workers together, in GB/s."""
 
@@ -61,28 +66,20 @@ class PlanSection(Section):
     gpu: str = "H100"
     """GPU type: B200, H200, H100, GH200, A100, A100-40GB, L40S, V100-SXM2-32GB or another name that nvidia-smi
     shows."""
-    gpus_per_node: PositiveInt = 8
-    """GPUs per node, linked by NVLink if they have it."""
     interconnect: Literal["ib100", "ib200", "ib400", "ib800"] | PositiveFloat = "ib400"
     """InfiniBand or RoCE between nodes, named by its Gbit/s per GPU, or a number of Gbit/s per GPU."""
     stage: Annotated[int, Field(ge=0, le=3)] = 2
     """ZeRO stage 0 to 3, as in deepspeed.stage."""
-    precision: Precision = "bf16"
-    """Precision of the computation, as in training.precision. fp32 is computed in TF32 if the GPU has it."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimizer, as in training.optimizer."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Recompute activations in the backward pass, as in model.backbone.gradient_checkpointing."""
     compile: bool | None = None
     """Compile the model's layers, as in training.compile."""
-    tokens: Tokens | None = None
-    """Token budget of a micro-batch, as in batch.tokens. Default: the largest budget that fits and divides the step."""
     global_tokens: PositiveInt = 2**21
     """Tokens per step, as in batch.global_tokens; rounded up to whole micro-batches on every GPU."""
     context: PositiveInt = 430
     """Tokens that a token attends to: the length of its sequence, averaged over tokens."""
-    total_tokens: PositiveFloat = 1e12
-    """Tokens to train on in total."""
     json_output: str | None = None
     """Path of a JSON file to write the plan to in addition. none: no file."""
     assume: PlanAssumptions = PlanAssumptions()
@@ -110,16 +107,16 @@ class Device(NamedTuple):
 def memory_parts(work: Work, plan: PlanSection, tokens: int) -> dict[str, float]:
     """Return the bytes on a GPU at a token budget, by part."""
     state = estimate_memory(
-        work.parameters, stage=plan.stage, world_size=plan.gpus, precision=plan.precision, optimizer=plan.optimizer
+        work.parameters, stage=plan.stage, world_size=plan.gpus, precision=PRECISION, optimizer=plan.optimizer
     )
     buckets = 2 * min(BUCKET, work.parameters.trainable) if plan.gpus > 1 and plan.stage else 0
     gathered = min(LIVE_PARAMETERS, work.parameters.total) if plan.stage == 3 else 0
-    size = work.layers, work.hidden_size, plan.precision, plan.gradient_checkpointing
+    size = work.layers, work.hidden_size, PRECISION, plan.gradient_checkpointing
     return {
         "weights": state.parameter_bytes,
         "gradients": state.gradient_bytes,
         "optimizer": state.optimizer_bytes,
-        "buffers": _element_bytes(plan) * (buckets + gathered),
+        "buffers": ELEMENT_BYTES * (buckets + gathered),
         "activations": tokens * activation_bytes_per_token(*size),
     }
 
@@ -147,7 +144,7 @@ def step_parts(
     compute_s = passes * (work.product_flops / PRODUCTS + work.attention_flops / ATTENTION) / device.flops_per_s
     compiled = plan.stage < 3 if plan.compile is None else plan.compile
     vectors = FORWARD_VECTORS[compiled] * (2 if checkpointing else 1) + BACKWARD_VECTORS[compiled]
-    moved_bytes = step_tokens * work.layers * vectors * work.hidden_size * _element_bytes(plan)
+    moved_bytes = step_tokens * work.layers * vectors * work.hidden_size * ELEMENT_BYTES
     if assume.mfu is not None:
         compute_s = step_tokens * (work.product_flops + work.attention_flops) / assume.mfu / device.flops_per_s
         moved_bytes = 0.0
@@ -155,7 +152,7 @@ def step_parts(
     passes_s = compute_s + moved_bytes / memory_bytes_per_s
     _, trainable, matrices = work.parameters
     matrices, workers = matrices if plan.optimizer == "muon" else 0, gpus if plan.stage else 1
-    update_bytes = ((28 + 2 * (plan.precision != "fp32")) * trainable - 8 * matrices) / workers
+    update_bytes = ((28 + ELEMENT_BYTES) * trainable - 8 * matrices) / workers
     update_s = 25 * work.hidden_size * matrices / workers / PRODUCTS / device.flops_per_s
     return {
         "compute": compute_s + update_s,
@@ -179,9 +176,8 @@ def bus_bytes_per_s(plan: PlanSection, device: Device, gpus: int) -> float:
     ring."""
     network = plan.interconnect
     gbit_per_s = float(network.removeprefix("ib")) if isinstance(network, str) else network
-    adapters = plan.gpus_per_node * gbit_per_s * 1e9 / 8 if gpus > plan.gpus_per_node else math.inf
-    link = device.link_bytes_per_s if plan.gpus_per_node > 1 else math.inf
-    return plan.assume.network * min(adapters, link)
+    adapters = GPUS_PER_NODE * gbit_per_s * 1e9 / 8 if gpus > GPUS_PER_NODE else math.inf
+    return NETWORK * min(adapters, device.link_bytes_per_s)
 
 
 def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_batches: int, passes_s: float) -> float:
@@ -196,7 +192,7 @@ def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_b
 
     def seconds(passes: int, parameters: int) -> float:
         buckets = math.ceil(parameters / BUCKET)
-        return buckets * collective_s(passes, _element_bytes(plan) * parameters / buckets, gpus, bytes_per_s)
+        return buckets * collective_s(passes, ELEMENT_BYTES * parameters / buckets, gpus, bytes_per_s)
 
     reduced, gathered = seconds(2, trainable), seconds(1, total)
     if plan.stage < 2:
@@ -215,7 +211,7 @@ def checkpoint_bytes(work: Work, plan: PlanSection) -> tuple[float, float]:
 
     Weights and both moments are saved in fp32; Muon has one moment per matrix.
     """
-    weights = 0 if plan.stage == 3 else _element_bytes(plan) * work.parameters.total
+    weights = 0 if plan.stage == 3 else ELEMENT_BYTES * work.parameters.total
     state = 12 * work.parameters.trainable - (4 * work.parameters.matrices if plan.optimizer == "muon" else 0)
     return weights + state, weights + state / (plan.gpus if plan.stage else 1)
 
@@ -240,7 +236,3 @@ def lost_share(interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s:
         return 1.0
     expected_s = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s)
     return 1 - interval_s / expected_s
-
-
-def _element_bytes(plan: PlanSection) -> int:
-    return 4 if plan.precision == "fp32" else 2

@@ -65,7 +65,7 @@ def build_worker(
     training = config.training
     # Random weights must be the same on every worker, also if ZeRO-3 partitions them later.
     torch.manual_seed(config.run.seed)
-    apply_device_settings(training)
+    apply_device_settings()
     control = ControlGroup()
     observers = Observers(run, context.rank)
     # Nodes may share the run's folder or have one each. The first worker of each folder does the work that is done

@@ -20,6 +20,8 @@ from esmeray.training.loop.observing import Observers
 from esmeray.training.loop.schedules import Course, course_of
 from esmeray.training.section import TrainingSection
 
+MAX_REWINDS = 3
+
 
 @dataclass
 class Checkpoints:
@@ -107,7 +109,7 @@ class Checkpoints:
         """Load weights and optimizer of the newest checkpoint before the steps that were not finite.
 
         Training continues at ``position``: the batches since that checkpoint are left out. Returns False if the run has
-        to end: ``training.on_divergence`` is stop, the maximum of rewinds is reached, or there is no such checkpoint.
+        to end: ``training.on_divergence`` is stop, there were :data:`MAX_REWINDS`, or there is no such checkpoint.
         """
         if training.on_divergence == "stop":
             return False
@@ -116,7 +118,7 @@ class Checkpoints:
         # Counted in the log, which outlives the process, so that resuming does not add rewinds.
         records = self.observers.records()
         rewinds = self.control.from_rank_0(sum(record.get("event") == "rewound" for record in records))
-        if rewinds >= training.max_rewinds:
+        if rewinds >= MAX_REWINDS:
             return False
         try:
             folder, _ = self.newest(finite=True)
@@ -128,7 +130,7 @@ class Checkpoints:
         message = (
             f"loss or gradient was not finite in {position.nonfinite_in_a_row} steps in a row: weights and "
             f"optimizer are reset to step {folder.step}, and the batches since then are skipped (rewind "
-            f"{rewinds + 1} of at most {training.max_rewinds})"
+            f"{rewinds + 1} of at most {MAX_REWINDS})"
         )
         self.observers.log.event("rewound", position.step, message=message)
         return True

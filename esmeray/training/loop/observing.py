@@ -92,14 +92,14 @@ class Observers:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A finished step; ``position`` is after it, ``times`` is set if it is to be logged."""
+    """A finished step; ``position`` is after it."""
 
     position: Position
     batches: list[PackedBatch]
     values: HostCopy
     lowest_scale: bool
     rate: float
-    times: dict[str, float] | None
+    times: dict[str, float]
 
 
 class StepResults:
@@ -126,8 +126,7 @@ class StepResults:
     ) -> Position:
         """Add the step that led to this position. Returns the position updated with the results read so far."""
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
-        times = self._clock.read() if self._clock.log_due(position.step - 1) else None
-        self._waiting.append(_Taken(position, batches, values, result.lowest_scale, rate, times))
+        self._waiting.append(_Taken(position, batches, values, result.lowest_scale, rate, self._clock.read()))
         return self.log_all(position, but=self._kept_back)
 
     def log_all(self, position: Position, but: int = 0) -> Position:
@@ -140,8 +139,7 @@ class StepResults:
         own = taken.values.read()
         norm = float(own.pop(_NORM))
         skipped = not math.isfinite(norm)
-        # The norm is the same on all workers, so either all of them join the sum or none does.
-        totals = self._control.sum(own) if skipped or taken.times is not None else {}
+        totals = self._control.sum(own)
         nonfinite = skipped and is_fault(self._experiment.settings.precision, taken.lowest_scale, totals)
         counts = {
             "skipped_steps": position.skipped_steps + int(skipped),
@@ -149,14 +147,11 @@ class StepResults:
         }
         if nonfinite:
             self._save_records(taken.position.step - 1, taken.batches)
-        if totals:
-            self._log(taken, taken.position.model_copy(update=counts), totals, norm)
+        self._log(taken, taken.position.model_copy(update=counts), totals, norm)
         return position.model_copy(update=counts)
 
     def _log(self, taken: _Taken, position: Position, totals: dict[str, Tensor], norm: float) -> None:
         log, skipped = self._observers.log, not math.isfinite(norm)
-        # A skipped step is logged even if it is not due: then the clock is read here.
-        times = taken.times or self._clock.read()
         metrics: dict[str, float] = self._engine.module.metrics(totals)  # type: ignore[operator]
         if self._observers.sampler is not None:
             loader = {
@@ -164,7 +159,7 @@ class StepResults:
                 "feature_cache_hit_rate": self._experiment.cache_hit_rate,
             }
             known = {name: float(value) for name, value in loader.items() if value is not None}
-            self._observers.sampler.note(position.step, position.epoch, {**metrics, **times, **known})
+            self._observers.sampler.note(position.step, position.epoch, {**metrics, **taken.times, **known})
         log.write(
             "train",
             position.step,
@@ -175,7 +170,7 @@ class StepResults:
             skipped=skipped,
             skipped_steps=position.skipped_steps,
             tokens_seen=position.tokens_seen,
-            **times,
+            **taken.times,
         )
         if skipped:
             log.event("nonfinite" if position.nonfinite_in_a_row else "loss_scale_lowered", position.step)

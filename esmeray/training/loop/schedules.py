@@ -8,10 +8,11 @@ import math
 from typing import NamedTuple
 
 from esmeray.dataset.batches.steps import TrainingSteps
-from esmeray.training.section import MuonSection, TrainingSection
+from esmeray.training.engine.muon import PEAK_MOMENTUM
+from esmeray.training.section import TrainingSection
 
 FIRST_MOMENTUM, MOMENTUM_STEPS = 0.85, 300
-"""Muon's momentum at the first step, and the steps until it is the setting's, as in Jordan's own runs."""
+"""Muon's momentum at the first step, and the steps until it is constant, as in Jordan's own runs."""
 
 
 class Course(NamedTuple):
@@ -52,10 +53,10 @@ def steps_before_decay(total_steps: int, training: TrainingSection) -> int:
     return max(_warmup_steps(total_steps, training), total_steps - decay_steps)
 
 
-def muon_momentum(step: int, muon: MuonSection) -> float:
+def muon_momentum(step: int) -> float:
     """Return Muon's momentum at a step (from 0): a linear rise, then constant."""
-    rise = (muon.momentum - FIRST_MOMENTUM) * step / MOMENTUM_STEPS
-    return FIRST_MOMENTUM + rise if step < MOMENTUM_STEPS else muon.momentum
+    rise = (PEAK_MOMENTUM - FIRST_MOMENTUM) * step / MOMENTUM_STEPS
+    return FIRST_MOMENTUM + rise if step < MOMENTUM_STEPS else PEAK_MOMENTUM
 
 
 def _warmup_steps(total_steps: int, training: TrainingSection) -> int:

@@ -28,7 +28,7 @@ from esmeray.model.device import is_out_of_memory, seed_draws
 from esmeray.model.task_model import StepModel
 from esmeray.run_folder.checkpoints import Position
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.engine.memory_guard import MemoryGuard
+from esmeray.training.engine.memory_guard import MemoryGuard, refuse_to_split
 from esmeray.training.engine.step_clock import StepClock
 
 
@@ -73,30 +73,28 @@ class Stepper:
         Raises ResourceError if memory runs out even with the smallest parts, or NewStartError.
         """
         while True:
-            sums = self._attempt(step, global_targets)
-            if sums is not None:
-                return sums
-            # Here the failed attempt has returned: no reference to its tensors remains, so that they can be freed.
+            try:
+                return self._passes(step, global_targets)
+            except _OutOfMemoryError:
+                pass
+            # After the except block no reference to the failed attempt's tensors remains, so that they can be freed.
             self._engine.discard_gradients()
             assert self._guard is not None
             self._guard.halve("out of memory")
 
-    def _attempt(self, step: StepBatches, global_targets: int) -> MetricSums | None:
-        """Return the sums of metrics, or None if some worker is out of memory and all must repeat the step."""
+    def _passes(self, step: StepBatches, global_targets: int) -> MetricSums:
+        """Run all passes of a step. Raises _OutOfMemoryError on every worker if one of them is out of memory."""
         sums = MetricSums()
         for batch, seed in zip(self._related(step), step.seeds, strict=True):
             # Random numbers of a model depend on the batch only, not on the worker or on earlier draws.
             seed_draws(self._engine.device, seed)
             for piece in self._parts(batch):
-                metrics = self._take(piece, global_targets)
-                if metrics is None:
-                    return None
-                sums.add(metrics)
+                sums.add(self._forward_backward(piece, global_targets))
                 self._progress()
-        # Without a collective in the backward passes no agreement has happened yet, and the update contains a
-        # collective.
+        # Without a collective in the backward passes no agreement has happened yet, and the update contains one.
         with self._clock.phase("communication"):
-            return None if self._ran_out() else sums
+            self._agree_on_memory()
+        return sums
 
     @torch.no_grad()
     def _related(self, step: StepBatches) -> list[PackedBatch]:
@@ -128,9 +126,8 @@ class Stepper:
             pieces += [batch.without_targets()] * (self._guard.parts - len(pieces))
         return pieces
 
-    def _take(self, batch: PackedBatch, global_targets: int) -> dict[str, Tensor] | None:
-        """Run a forward and a backward pass. Returns the metrics, or None if some worker is out of memory and all know
-        it."""
+    def _forward_backward(self, batch: PackedBatch, global_targets: int) -> dict[str, Tensor]:
+        """Run a forward and a backward pass and return the metrics."""
         # One agreement per pass, at its first collective, where the workers wait for each other anyway.
         self._agreement_due = self._agrees
         try:
@@ -143,8 +140,6 @@ class Stepper:
             with self._clock.phase("backward"):
                 self._engine.backward(output.loss_sum, global_targets)
             return output.metrics
-        except _BrokenOffError:
-            return None
         except (RuntimeError, MemoryError) as error:
             if self._guard is None or not is_out_of_memory(error):
                 raise
@@ -154,38 +149,36 @@ class Stepper:
             # reach.
             if not self._engine.can_discard or (self._agrees and not self._agreement_due):
                 if too_long:
-                    raise self._guard.refuse_to_split(too_long) from error
+                    raise refuse_to_split(too_long) from error
                 raise self._guard.start_anew("out of memory while workers wait for each other") from error
         # Outside the except block: the error references the tensors of the pass.
         with self._clock.phase("communication"):
-            self._ran_out(here=True, too_long=too_long)
-        return None
+            self._agree_on_memory(out_of_memory=True, too_long=too_long)
+        raise _OutOfMemoryError
 
     def _before_collective(self) -> None:
         """Abort the backward pass before a worker waits in it for one that is out of memory."""
         if self._agreement_due:
             with self._clock.collective():
-                any_out_of_memory = self._ran_out()
-            if any_out_of_memory:
-                raise _BrokenOffError
+                self._agree_on_memory()
 
-    def _ran_out(self, here: bool = False, too_long: int = 0) -> bool:
-        """Test whether any worker is out of memory. The workers agree on it once per forward pass.
+    def _agree_on_memory(self, out_of_memory: bool = False, too_long: int = 0) -> None:
+        """Raise _OutOfMemoryError if any worker is out of memory. The workers agree on it once per forward pass.
 
         ``too_long``: number of tokens of a single sequence that is too large for the memory; then every worker raises
         ResourceError.
         """
         if self._agreement_due:
             self._agreement_due = False
-            here, too_long = self._control.any_out_of_memory(here, too_long)
+            out_of_memory, too_long = self._control.any_out_of_memory(out_of_memory, too_long)
         if too_long:
-            assert self._guard is not None
-            raise self._guard.refuse_to_split(too_long)
-        return here
+            raise refuse_to_split(too_long)
+        if out_of_memory:
+            raise _OutOfMemoryError
 
 
-class _BrokenOffError(Exception):
-    """Raised in a backward pass if another worker is out of memory."""
+class _OutOfMemoryError(Exception):
+    """Raised on every worker if one of them is out of memory: all repeat the step with smaller parts."""
 
 
 class BatchCopies:

@@ -25,6 +25,9 @@ from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.schedules import learning_rate, muon_momentum
 from esmeray.training.loop.stepping import Stepper, every_step
 
+MAX_NONFINITE_STEPS = 5
+"""Consecutive steps that are not finite after which training counts as diverged."""
+
 
 def train_worker(config: Config, context: WorkerContext, store_path: str, wandb_run_id: str | None = None) -> Outcome:
     """Train until the end, a request to stop, or a failure that a retry would repeat. Returns and writes the outcome.
@@ -88,11 +91,10 @@ def loop(worker: Worker, position: Position) -> Outcome:
     costs = _earlier_costs(worker, position.step)
     if position.step == 0:
         validate(worker, position)  # the first point of every curve is the untrained model
-    clock = StepClock(training.log_every_steps, engine.device)
+    clock = StepClock(engine.device)
     stepper = Stepper(engine, control, clock, worker.guard, observers.watchdog.progress)
     # On CUDA a step's results are read during the next step, since reading them at once would wait for the device.
     results = StepResults(worker.experiment, engine, control, observers, clock, late=engine.device.type == "cuda")
-    after_step = AfterStep(worker, results, clock, costs)
     steps = every_step(worker.experiment.batches, position)
     while position.step < total_steps:
         step, error = _next_step(steps, checkpoints.writer)
@@ -110,66 +112,57 @@ def loop(worker: Worker, position: Position) -> Outcome:
         sums = stepper.forward_backward(step, agreement.targets)
         rate = learning_rate(position.step, total_steps, training)
         with clock.phase("optimizer"):
-            result = engine.step(rate, muon_momentum(position.step, training.muon))
+            result = engine.step(rate, muon_momentum(position.step))
         position = _advance(position, step, agreement)
         observers.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens, len(step) * worker.experiment.settings.batch.tokens)
         observers.watchdog.stepped()
         position = results.add(position, step.batches, sums, result, rate)
-        position, outcome = after_step(position)
+        position, outcome = after_step(worker, results, clock, costs, position)
         if outcome is not None:
             return outcome
         clock.start()
     return Outcome("finished", position.step, f"trained {position.step} steps", 0)
 
 
-class AfterStep:
-    """Decides after each step on evaluation, saving and stopping. Every worker makes the same calls.
+def after_step(
+    worker: Worker, results: StepResults, clock: StepClock, costs: list[float], position: Position
+) -> tuple[Position, Outcome | None]:
+    """Evaluate, save and stop, as they are due after a step. Every worker makes the same calls.
 
-    ``costs``: costs of the evaluations so far.
+    ``costs``: costs of the evaluations so far. Returns the position, with the results read so far, and the outcome if
+    the run ends here.
     """
-
-    def __init__(self, worker: Worker, results: StepResults, clock: StepClock, costs: list[float]) -> None:
-        self._worker, self._results, self._clock, self._costs = worker, results, clock, costs
-
-    def __call__(self, position: Position) -> tuple[Position, Outcome | None]:
-        """Return the position, with the results read so far, and the outcome if the run ends here."""
-        worker, training, experiment = self._worker, self._worker.training, self._worker.experiment
-        if position.step_in_epoch == 0 and worker.observers.sampler is not None:
-            worker.observers.sampler.new_epoch()
-        evaluates, saves = self._due(position.step)
-        if evaluates or saves:
-            # Read whether the steps were finite: after too many that were not, nothing is saved.
-            position = self._results.log_all(position)
-        if position.nonfinite_in_a_row >= training.max_nonfinite_steps:
-            if not worker.checkpoints.rewind(training, position):
-                return position, diverged(worker.run, position)
-            position = position.model_copy(update={"nonfinite_in_a_row": 0})
-            saves = True  # after losing a worker, training must not return to the steps that diverged
-        # Evaluate before saving: the checkpoint's manifest contains the cost.
-        cost = validate(worker, position) if evaluates else None
-        if cost is not None:
-            self._costs.append(cost)
-            saves |= evaluations_since_best(self._costs) == 0 and experiment.exports_best
-        if saves:
-            with self._clock.phase("checkpoint"):
-                worker.checkpoints.save(position, cost)
-        # After saving, since the export reads a checkpoint. Early stopping follows Prechelt (1998).
-        is_over = experiment.patience is not None and evaluations_since_best(self._costs) >= experiment.patience
-        if is_over and position.step < worker.course.total_steps:
-            waited = f"stopped early after {experiment.patience} evaluations without improvement"
-            return position, Outcome("finished", position.step, f"trained {position.step} steps, then {waited}", 0)
-        return position, None
-
-    def _due(self, step: int) -> tuple[bool, bool]:
-        """Return whether an evaluation and a checkpoint are due after a step."""
-        course, checkpoint = self._worker.course, self._worker.checkpoint
-        is_last = step == course.total_steps
-        # Save at the start of the decay: a longer run can branch off there.
-        saves = is_last or step == course.branch_step or step % checkpoint.every_steps == 0
-        # A checkpoint can only rank among the best if its loss is known.
-        evaluates = is_last or step % self._worker.training.evaluate_every_steps == 0
-        return evaluates or saves, saves
+    experiment, step = worker.experiment, position.step
+    if position.step_in_epoch == 0 and worker.observers.sampler is not None:
+        worker.observers.sampler.new_epoch()
+    is_last = step == worker.course.total_steps
+    # Save at the start of the decay: a longer run can branch off there.
+    saves = is_last or step == worker.course.branch_step or step % worker.checkpoint.every_steps == 0
+    # A checkpoint can only rank among the best if its loss is known.
+    evaluates = saves or step % worker.training.evaluate_every_steps == 0
+    if evaluates:
+        # Read whether the steps were finite: after too many that were not, nothing is saved.
+        position = results.log_all(position)
+    if position.nonfinite_in_a_row >= MAX_NONFINITE_STEPS:
+        if not worker.checkpoints.rewind(worker.training, position):
+            return position, diverged(worker.run, position)
+        position = position.model_copy(update={"nonfinite_in_a_row": 0})
+        saves = True  # after losing a worker, training must not return to the steps that diverged
+    # Evaluate before saving: the checkpoint's manifest contains the cost.
+    cost = validate(worker, position) if evaluates else None
+    if cost is not None:
+        costs.append(cost)
+        saves |= evaluations_since_best(costs) == 0 and experiment.exports_best
+    if saves:
+        with clock.phase("checkpoint"):
+            worker.checkpoints.save(position, cost)
+    # After saving, since the export reads a checkpoint. Early stopping follows Prechelt (1998).
+    is_over = experiment.patience is not None and evaluations_since_best(costs) >= experiment.patience
+    if is_over and not is_last:
+        waited = f"stopped early after {experiment.patience} evaluations without improvement"
+        return position, Outcome("finished", step, f"trained {step} steps, then {waited}", 0)
+    return position, None
 
 
 def evaluations_since_best(costs: list[float]) -> int:

@@ -120,27 +120,6 @@ def test_failures_are_counted_until_there_is_a_new_checkpoint(made_up):
     assert made_up.ends == [made_up.finish]
 
 
-def test_waiting_for_machines_is_reported_once(made_up, capsys):
-    made_up.now = 0
-    looks = []
-
-    def look() -> Capacity:
-        looks.append(time.monotonic())
-        return Capacity(4 if looks[-1] - looks[0] > 0.3 else 0, 4, "the cluster has 4 CPU cores")
-
-    made_up.look, made_up.ends = look, [made_up.finish]
-    assert made_up.train() is None
-    assert made_up.counts == [4] and len(looks) > 10
-    waits = "waiting for 1 CPU core for each of 1 worker: the cluster has 4 CPU cores"
-    assert capsys.readouterr().out.count(waits) == 1
-
-
-def test_run_starts_with_the_free_part_of_a_shared_cluster(made_up):
-    made_up.now, made_up.whole, made_up.ends = 1, 4, [made_up.finish]
-    assert made_up.train() is None
-    assert made_up.counts == [1]
-
-
 def test_a_signal_between_attempts_ends_the_run_as_one_within_them_does(made_up):
     made_up.ends = [lambda: (made_up.interrupt(), made_up.hold(2)())]
     made_up.train()

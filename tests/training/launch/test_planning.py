@@ -24,15 +24,6 @@ def test_estimate_is_near_what_the_store_then_holds(tmp_path):
     assert abs(estimate.tokens / exact.tokens - 1) < 0.05
 
 
-def test_estimate_reads_fasta_without_making_a_store(tmp_path):
-    fasta = tmp_path / "a.fasta"
-    fasta.write_text(">a\nMKT\n>b\nMKTAYI\n")
-    config = tiny_config(tmp_path, data={"source": [str(fasta)], "validation_share": 0.0})
-    size = estimate_size(config.data)
-    assert (size.sequences, size.tokens) == (2, 3 + 6 + 4)
-    assert list(tmp_path.iterdir()) == [fasta]
-
-
 def test_plan_says_steps_and_memory(tmp_path):
     config = tiny_config(tmp_path, training={"max_steps": None, "epochs": 3})
     plan, alone = plan_of(config), plan_of(config, workers=1)

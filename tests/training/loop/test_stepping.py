@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from esmeray.cluster.collective import ControlGroup
 from esmeray.common.errors import DataError, ResourceError
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.dataset.packed_batch import TARGETS, PackedBatch
@@ -11,7 +12,7 @@ from esmeray.model.device import HostCopy
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.run_folder.checkpoints import Position
 from esmeray.training.engine import memory_guard
-from esmeray.training.engine.memory_guard import MemoryGuard, NewStartError
+from esmeray.training.engine.memory_guard import MemoryGuard
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.stepping import BatchCopies, Stepper, every_step
 from tests.model.support import batch_of_lengths, masked_batch, no_waiting, random_sequences
@@ -33,17 +34,13 @@ class Engine:
 
     module = None  # no model with a loss over a whole step
 
-    def __init__(self, forward_fits=1000, backward_fits=1000, world_size=1, reduces="never"):
-        self.forward_fits, self.backward_fits, self.world_size = forward_fits, backward_fits, world_size
-        self.reduces = reduces
-        self.passes, self.collectives = [], 0
+    world_size = 1
+
+    def __init__(self, forward_fits=1000, backward_fits=1000):
+        self.forward_fits, self.backward_fits = forward_fits, backward_fits
 
     def time_collectives(self, clock, before):
-        self.before = before
-
-    def all_reduce(self):
-        self.before()
-        self.collectives += 1
+        pass
 
     def __call__(self, batch):
         if batch.num_tokens > self.forward_fits:
@@ -52,87 +49,29 @@ class Engine:
         return SimpleNamespace(loss_sum=SimpleNamespace(tokens=batch.num_tokens), metrics=metrics)
 
     def backward(self, loss_sum, global_targets):
-        if self.reduces == "early":
-            self.all_reduce()
         if loss_sum.tokens > self.backward_fits:
             raise torch.OutOfMemoryError("backward")
-        if self.reduces in ("early", "late"):
-            self.all_reduce()
-        self.passes.append(loss_sum.tokens)
 
     def discard_gradients(self):
-        self.passes = []
+        pass
 
 
-class Others:
-    """A control group whose other worker reports out of memory at some of the calls."""
-
-    def __init__(self, *runs_out: int):
-        self.runs_out, self.asked = runs_out, 0
-
-    def any_out_of_memory(self, here, tokens):
-        self.asked += 1
-        return here or self.asked in self.runs_out, tokens
-
-
-def stepper_of(engine, folder, control=None) -> Stepper:
+def stepper_of(engine, folder) -> Stepper:
     meter = MemoryMeter(torch.device("cpu"))
     guard = MemoryGuard(meter, folder / "guard.json", lambda message, parts: None)
-    return Stepper(engine, control or Others(), StepClock(1), guard)
+    return Stepper(engine, ControlGroup(), StepClock(), guard)
 
 
 STEP = step_of(batch_of(3, 5, 4, 4), batch_of(8, 8))
 
 
-@pytest.mark.parametrize("reduces", ["never", "late", "early"])
-@pytest.mark.parametrize("runs_out", [1, 2])
-def test_worker_with_memory_enough_splits_as_the_others_do(reduces, runs_out, tmp_path):
-    engine, others = Engine(world_size=2, reduces=reduces), Others(runs_out)
-    sums = stepper_of(engine, tmp_path, others).forward_backward(step_of(batch_of(8, 8), batch_of(16)), 32)
-    assert engine.passes[-2:] == [16, 16]  # as many passes as the other workers, with one empty batch
-    if reduces != "never" or runs_out == 1:
-        assert engine.passes == [8, 8, 16, 16]
-        assert float(sums.own["loss"]) == 3 * 16  # real models have no loss for a batch without targets
-
-
-@pytest.mark.parametrize(("reduces", "asked"), [("never", 1), ("late", 2), ("early", 2)])
-def test_others_are_asked_once_before_a_collective_follows_a_forward_pass(reduces, asked, tmp_path):
-    engine, others = Engine(world_size=2, reduces=reduces), Others()
-    stepper_of(engine, tmp_path, others).forward_backward(STEP, 32)
-    engine.all_reduce()  # the collective of the update
-    assert others.asked == asked
-
-
-def test_no_collective_is_joined_where_another_worker_ran_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_guard, "MAX_HALVINGS", 0)
-    engine = Engine(world_size=2, reduces="early")
-    stepper = stepper_of(engine, tmp_path, Others(1))
-    with pytest.raises(ResourceError):
-        stepper.forward_backward(STEP, 32)
-    assert engine.collectives == 0
-
-
-def test_run_ends_if_the_smallest_micro_batch_is_out_of_memory(tmp_path, monkeypatch):
+def test_run_ends_if_the_smallest_micro_batch_is_out_of_memory(process_group, tmp_path, monkeypatch):
     for engine in (Engine(forward_fits=10), Engine(backward_fits=10)):
         with pytest.raises(ResourceError, match="single sequence of 16 tokens"):
             stepper_of(engine, tmp_path).forward_backward(step_of(batch_of(16)), 16)
     monkeypatch.setattr(memory_guard, "MAX_HALVINGS", 1)
     with pytest.raises(ResourceError, match="even with batches split into 2 micro-batches"):
         stepper_of(Engine(forward_fits=3), tmp_path).forward_backward(STEP, 32)
-
-
-def test_workers_restart_if_a_backward_pass_failed_after_a_collective(tmp_path):
-    engine = Engine(backward_fits=10, world_size=2, reduces="early")
-    with pytest.raises(NewStartError, match="last checkpoint, with every batch split into 2 micro-batches"):
-        stepper_of(engine, tmp_path).forward_backward(STEP, 32)
-    assert '"parts": 2' in (tmp_path / "guard.json").read_text()
-
-
-def test_other_errors_are_not_taken_for_memory(tmp_path):
-    engine = Engine()
-    engine.backward = lambda *arguments: (_ for _ in ()).throw(RuntimeError("shapes do not fit"))
-    with pytest.raises(RuntimeError, match="shapes"):
-        stepper_of(engine, tmp_path).forward_backward(STEP, 32)
 
 
 def test_steps_resume_inside_their_epoch_and_end_without_records():

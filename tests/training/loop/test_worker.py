@@ -5,13 +5,12 @@ import shutil
 import time
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from ray.exceptions import RayActorError
 from safetensors.torch import load_file
-from transformers import AutoModel, EsmForMaskedLM
+from transformers import EsmForMaskedLM
 
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import CheckpointError, DataError
@@ -20,10 +19,9 @@ from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.run_folder.checkpoints import CheckpointFolder, CheckpointStore, FileEntry
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tasks.autoencoder.model import ESM2Autoencoder
 from esmeray.tasks.plan import task_plan
 from esmeray.training.engine.engine import TrainingEngine
-from esmeray.training.loop import building, worker
+from esmeray.training.loop import checkpoints, worker
 from esmeray.training.loop.finishing import repeatable
 from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.stepping import Stepper
@@ -48,16 +46,6 @@ def stopped(process_group, store_path, tmp_path_factory):
 def stopped_at_6(stopped, tmp_path):
     shutil.copytree(run_folder(stopped).path, tmp_path / "tiny")
     return stopped.model_copy(update={"run": stopped.run.model_copy(update={"storage_path": str(tmp_path)})})
-
-
-def test_loss_falls_and_the_model_is_exported(undisturbed):
-    losses = train_losses(undisturbed)
-    assert list(losses) == list(range(1, 9))
-    assert losses[8] < losses[1]
-    folder = run_folder(undisturbed).export
-    assert AutoModel.from_pretrained(folder).config.hidden_size == 16
-    latents = ESM2Autoencoder.from_pretrained(folder).encode(["MKTAYIAKQR"])
-    assert latents[0].shape == (10, 8)
 
 
 def test_resumed_run_equals_an_uninterrupted_one_despite_leftover_files(stopped_at_6, undisturbed, store_path):
@@ -190,10 +178,11 @@ def test_rewound_run_equals_a_run_without_the_discarded_steps(
 ):
     """Finite steps after the checkpoint are discarded, too: steps 5 and 6, or 7."""
     changes = {"deepspeed": {"stage": stage}, "checkpoint": {"every_steps": 4}}
-    training = {"max_steps": 12, "max_nonfinite_steps": 2, "on_divergence": "rewind"}
+    training = {"max_steps": 12, "on_divergence": "rewind"}
     rewound = tiny_config(tmp_path / "rewound", training=training, **changes)
     left_out = tiny_config(tmp_path / "left out", training={"max_steps": 12}, **changes)
     with monkeypatch.context() as patch, nan_in_steps(spoiled):
+        patch.setattr(worker, "MAX_NONFINITE_STEPS", 2)
         if late:
             log_late(patch)
         assert train(rewound, store_path).status == "finished"
@@ -207,14 +196,15 @@ def test_rewound_run_equals_a_run_without_the_discarded_steps(
 
 
 @pytest.mark.parametrize(
-    ("settings", "nan_in", "step", "rewound_at"),
-    [
-        ({"on_divergence": "stop", "max_nonfinite_steps": 3}, {2, 3, 4, 5, 6}, 5, []),
-        ({"on_divergence": "rewind", "max_nonfinite_steps": 2, "max_rewinds": 1}, {4, 5, 6, 7}, 8, [6]),
-    ],
+    ("on_divergence", "most", "nan_in", "step", "rewound_at"),
+    [("stop", 3, {2, 3, 4, 5, 6}, 5, []), ("rewind", 2, {4, 5, 6, 7}, 8, [6])],
 )
-def test_nan_steps_in_a_row_end_the_run_and_name_the_records(store_path, tmp_path, settings, nan_in, step, rewound_at):
-    config = tiny_config(tmp_path, training=settings | {"gpu_log_interval": 0})
+def test_nan_steps_in_a_row_end_the_run_and_name_the_records(
+    store_path, tmp_path, monkeypatch, on_divergence, most, nan_in, step, rewound_at
+):
+    monkeypatch.setattr(worker, "MAX_NONFINITE_STEPS", most)
+    monkeypatch.setattr(checkpoints, "MAX_REWINDS", 1)
+    config = tiny_config(tmp_path, training={"on_divergence": on_divergence, "gpu_log_interval": 0})
     with nan_in_steps(nan_in):
         outcome = train(config, store_path)
     assert (outcome.status, outcome.exit_code, outcome.step) == ("diverged", 5, step)
@@ -306,18 +296,3 @@ def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_pat
         started = {f"{prefix}{name}": parameter for name, parameter in network.named_parameters()}
         shared = trained.keys() & started.keys()
         assert len(shared) > 10 and all(torch.equal(trained[name], started[name]) for name in shared)
-
-
-def test_peak_flops_are_of_all_devices_in_the_matmul_precision(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
-    monkeypatch.setattr(building, "Sampler", SimpleNamespace)
-    context = WorkerContext(0, 2, 0, torch.device("cuda"))
-    for precision, own_tflops, expected in (
-        ("bf16", None, 2 * 312.0),
-        ("fp32", None, 2 * 156.0),
-        ("fp32", 10.0, 20.0),
-    ):
-        training = {"precision": precision}
-        config = tiny_config(tmp_path, training=training, monitoring={"peak_tflops": own_tflops})
-        sampler = building._sampler(config.training, config.monitoring, context, run_folder(config), 1e9)
-        assert sampler.peak_tflops == expected
