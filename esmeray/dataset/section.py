@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from esmeray.train_config.natures import FIXED, PATH, UNSEEN
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
-    Channels,
     PositiveInt,
     Section,
     Share,
@@ -249,8 +248,6 @@ class DataSection(Section):
     num_workers: Annotated[int, Field(ge=0, le=1024), UNSEEN] = 1
     """Loader processes per training worker. 0: load in the worker itself; always so for cached features of a frozen
     backbone and for data.predictions."""
-    prefetch: Annotated[Channels, UNSEEN] = 4
-    """Number of batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()
     labels: Annotated[LabelsSection, FIXED] = LabelsSection()
     terms: Annotated[TermsDataSection, UNSEEN] = TermsDataSection()

@@ -138,8 +138,6 @@ RULES = {
         "be up to {gain:.0%} faster",
         (
             Action("data.num_workers", "raise data.num_workers while cores are free"),
-            # Without loader processes nothing is fetched ahead.
-            Action("data.prefetch", "raise data.prefetch", lambda facts: facts.num_workers != 0),
             Action("data.stage_dir", "keep the store on a local disk (data.stage_dir)"),
         ),
         least=0.08,

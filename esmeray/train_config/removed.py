@@ -25,6 +25,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     },
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
+    "DataSection": {"prefetch": 4},
     "DeepSpeedSection": {"config": "train_config/zero2.yaml"},
     "DeviceProfileSection": {"random_weights": False},
     "EmbeddingAssumptions": {

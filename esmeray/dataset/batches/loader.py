@@ -30,6 +30,9 @@ from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import packed_from_tokens
 
+PREFETCH = 4
+"""Number of batches that each loader process prepares ahead."""
+
 Indices: TypeAlias = NDArray[np.int64]
 Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int]
 """Epoch, the records of a batch and, for sources that follow steps, the training step."""
@@ -120,9 +123,9 @@ class ResidueSource(BatchSource):
 class Loader:
     """Batches of a source, prepared in loader processes that run until the loader is closed."""
 
-    def __init__(self, source: BatchSource, num_workers: int, prefetch: int) -> None:
-        """Set up without starting processes. Each of ``num_workers`` will prepare ``prefetch`` batches ahead."""
-        self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
+    def __init__(self, source: BatchSource, num_workers: int) -> None:
+        """Set up without starting processes. Each of ``num_workers`` will prepare :data:`PREFETCH` batches ahead."""
+        self._source, self._num_workers = source, num_workers
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices]] = deque()
 
@@ -139,7 +142,7 @@ class Loader:
             self._start()  # not earlier, so that a dry run, which only plans, starts no process
             # Requests and replies cycle through the processes in the same order, which keeps the batches in order.
             turns = cycle(self._processes)
-            for request in islice(requests, self._num_workers * self._prefetch):
+            for request in islice(requests, self._num_workers * PREFETCH):
                 self._send(turns, request)
             while self._in_flight:
                 process, records_N = self._in_flight.popleft()

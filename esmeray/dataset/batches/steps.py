@@ -63,17 +63,16 @@ class TrainingSteps(AbstractContextManager):
         world_size: int = 1,
         fixed_shapes: bool = False,
         num_workers: int = 0,
-        prefetch: int = 1,
         groups: Groups | None = None,
     ) -> None:
         """Set up without planning or starting processes.
 
-        ``indices`` are the records to train on, ``groups`` their groups. Each of ``num_workers`` loader processes
-        prepares ``prefetch`` batches ahead; with 0, batches are made in this process. ``fixed_shapes`` fills every
-        batch to the same numbers of tokens and sequences, for compiled models.
+        ``indices`` are the records to train on, ``groups`` their groups. Batches are made by ``num_workers`` loader
+        processes; with 0, in this process. ``fixed_shapes`` fills every batch to the same numbers of tokens and
+        sequences, for compiled models.
         """
         self._source = source
-        self.loader = Loader(source, num_workers, prefetch)
+        self.loader = Loader(source, num_workers)
         self._indices = indices.astype(np.int64)
         self._groups = groups
         self._batch = batch

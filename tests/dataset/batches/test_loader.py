@@ -54,8 +54,8 @@ def training(
 ) -> TrainingSteps:
     settings = PreparationSettings(MAX_LENGTH, seed, random_crops=True, masking=masking)
     source = ResidueSource(Store(small_store), settings)
-    ahead = {"num_workers": num_workers, "prefetch": 2}
-    return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, **ahead, **others)
+    position = {"rank": rank, "world_size": world_size, "num_workers": num_workers}
+    return TrainingSteps(source, indices, batch=batch, seed=seed, **position, **others)
 
 
 def validation(small_store, indices, masking=MASKED, **others) -> ValidationSteps:
