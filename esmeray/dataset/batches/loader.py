@@ -34,8 +34,8 @@ PREFETCH = 4
 """Number of batches that each loader process prepares ahead."""
 
 Indices: TypeAlias = NDArray[np.int64]
-Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int]
-"""Epoch, the records of a batch and, for sources that follow steps, the training step."""
+Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int | None]
+"""Epoch, the records of a batch and, in training, the step."""
 
 
 class SourceBatch(NamedTuple):
@@ -54,11 +54,9 @@ class BatchSource(ABC):
     """Makes batches of records.
 
     Attributes:
-        follows_steps: True if batches depend on the training step.
         record_sequences: number of sequences per record, e.g. 2 for pairs.
     """
 
-    follows_steps = False
     record_sequences = 1
 
     @abstractmethod
@@ -66,8 +64,8 @@ class BatchSource(ABC):
         """Return (N,) tokens of each record after cropping, special tokens included."""
 
     @abstractmethod
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        """Return a batch of records; it depends only on epoch and records."""
+    def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
+        """Return a batch of records. ``step``: training step, if the batch depends on it; None in validation."""
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
         """Yield the batches in the order of the requests."""
@@ -83,9 +81,9 @@ class BatchSource(ABC):
         return SourceBatch(arrays.map(torch.from_numpy), num_targets, num_tokens)
 
 
-def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices) -> SourceBatch:
+def _arrays_of(make: Callable[..., SourceBatch], *request: Any) -> SourceBatch:
     """Make a batch with NumPy arrays in place of tensors, which pickle in a tenth of the time."""
-    made = make(epoch, records_N)
+    made = make(*request)
     return made._replace(batch=made.batch.map(torch.Tensor.numpy))
 
 
@@ -94,7 +92,6 @@ class ResidueSource(BatchSource):
 
     def __init__(self, store: Store, settings: PreparationSettings) -> None:
         self._store, self._settings = store, settings
-        self.follows_steps = settings.masking is not None and settings.masking.first_mask_share is not None
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE

@@ -111,11 +111,8 @@ class TrainingSteps(AbstractContextManager):
         shape = _shape(self._source, self._indices, plan, self._batch.tokens) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
         mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
-        follows_steps = self._source.follows_steps
         # One stream of requests over all steps, so that loader processes also work ahead across steps.
-        made = self.loader.batches(
-            _request(plan, epoch, batch, first_step + step if follows_steps else None) for step, batch in mine
-        )
+        made = self.loader.batches(_request(plan, epoch, batch, first_step + step) for step, batch in mine)
         for step in steps:
             # Resume position of a checkpoint after this step; after the last step, the next epoch.
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
@@ -196,7 +193,7 @@ def _plan(
 def _request(plan: EpochPlan, epoch: int, batch: int | None, step: int | None = None) -> Request:
     # A rank without a batch takes any record, which is not counted.
     records = plan.records[:1] if batch is None else plan.batch_records(batch)
-    return (epoch, records) if step is None else (epoch, records, step)
+    return epoch, records, step
 
 
 def _counted(made: SourceBatch, batch: int | None) -> SourceBatch:

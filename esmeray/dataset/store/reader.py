@@ -218,7 +218,8 @@ class _OpenFile:
 
     def _value(self, key: bytes, name: str) -> tuple[int, memoryview]:
         with self._reading:
-            value = self._transaction.get(key)  # present, as the checksum of the index has shown
+            value = self._transaction.get(key)
+        assert value is not None  # the checksum of the index has shown that it is there
         try:
             return layout.unframe(value)
         except ValueError as error:
