@@ -56,6 +56,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "overlap": 0.8,
         "peak_tflops": None,
         "restart_s": 180.0,
+        "storage_gb_per_s": 5.0,
     },
     "PlanSection": {
         "gpus_per_node": 8,

@@ -20,7 +20,7 @@ from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.training.config import load_config
 from esmeray.training.launch.driver import dry_run
-from esmeray.tuning import run
+from esmeray.tuning import ray_tune
 from esmeray.tuning.records import Job, SearchFolder
 from esmeray.tuning.run import tune
 from esmeray.tuning.search import read_trials
@@ -123,7 +123,7 @@ def test_search_refuses_trials_of_another_experiment_or_machine(finished, ray_ad
 def test_search_in_which_nothing_starts_or_fits_ends_with_the_reason(ray_address, tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="did not start: no room"):
         tune(a_job(tmp_path, ray_address, RefusingGroup))
-    monkeypatch.setattr(run, "_run_trials", lambda *_: None)
+    monkeypatch.setattr(ray_tune, "_run_trials", lambda *_: None)
     job = a_job(tmp_path, ray_address, name="empty")
     with pytest.raises(ResourceError, match=r"none of 0 configurations fits and leaves 8% .* \(none measured\)"):
         tune(job)

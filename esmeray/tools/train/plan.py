@@ -1,10 +1,9 @@
 """Plan a run on a cluster: memory, speed, scaling, checkpoints, faults, days, and the bottleneck.
 
-Nothing is trained and no GPU is needed. Values are computed with formulas (sources are in
-esmeray/training/launch/scale.py) and the assumptions below; docs/gpu.md compares them with published runs. Replace
-assumptions with your measurements: --plan.assume.mfu with throughput/mfu of a run, --plan.assume.storage_gb_per_s with
-the speed of your storage. The baseline for linear scaling is one node with the same tokens per GPU, or one GPU if all
-GPUs are in one node.
+Nothing is trained and no GPU is needed. The formulas with their sources and the assumptions are in
+esmeray/training/launch/scale.py; docs/gpu.md compares them with published runs. Set --plan.assume.mfu to throughput/mfu
+of a run of yours. The baseline for linear scaling is one node with the same tokens per GPU, or one GPU if all GPUs are
+in one node.
 
 Examples:
   esmeray train plan --plan.model esm2_t48_15B --plan.gpus 64 --plan.gpu h200 --plan.interconnect ib400
@@ -81,7 +80,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
 
     Raises ResourceError if no micro-batch fits into memory, or if faults leave no time to train.
     """
-    assume, largest = plan.assume, scale.largest_tokens(work, plan, device)
+    largest = scale.largest_tokens(work, plan, device)
     if largest < MIN_TOKENS:
         state = ", ".join(f"{name} {_gb(size)}" for name, size in scale.memory_parts(work, plan, 0).items() if size)
         raise ResourceError(
@@ -100,7 +99,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
     linear_s = sum(scale.step_parts(work, plan, device, reference, tokens, micro_batches).values())
     step_s, mtbf_s = sum(parts.values()), 3600 * scale.MTBF_GPU_HOURS / plan.gpus
     whole, first = scale.checkpoint_bytes(work, plan)
-    write_s, stall_s = whole / (1e9 * assume.storage_gb_per_s), first / scale.HOST_BYTES_PER_S
+    write_s, stall_s = whole / scale.STORAGE_BYTES_PER_S, first / scale.HOST_BYTES_PER_S
     # A checkpoint waits until the previous one is written, and there is at most one per step.
     interval_s = max(scale.daly_interval_s(stall_s, mtbf_s), write_s, step_s)
     # A fault costs write_s twice: to read the last checkpoint, and to repeat the work done while the next one was being
@@ -142,7 +141,7 @@ def scale_run(work: scale.Work, plan: PlanSection, device: scale.Device) -> dict
 
 def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
     """Lines of the report, which fits on one screen."""
-    assume, bound = plan.assume, scaled["shares"].items()
+    mfu, bound = plan.assume.mfu, scaled["shares"].items()
     nodes, days = counted(math.ceil(plan.gpus / scale.GPUS_PER_NODE), "node{s}"), scaled["training_s"] / 86400
     rates = f"matrix products {scale.PRODUCTS:.0%}, attention {scale.ATTENTION:.0%}, memory {scale.MEMORY:.0%} of peak"
     cluster = f"{plan.gpus:,} x {plan.gpu}, {nodes}, {plan.interconnect}, ZeRO-{plan.stage}, {scale.PRECISION}"
@@ -166,7 +165,7 @@ def lines(plan: PlanSection, scaled: dict[str, Any]) -> list[str]:
         f"{scale.TOTAL_TOKENS:,.3g} tokens".ljust(17) + f"{days:,.1f} days, {scaled['gpu_hours']:,.0f} GPU-hours",
         f"binds            {scaled['binds']}",
         f"                 {', '.join(f'{name} {share:.1%}' for name, share in bound)}",
-        f"assumed          {rates if assume.mfu is None else f'MFU {assume.mfu:.1%}'}",
+        f"assumed          {rates if mfu is None else f'MFU {mfu:.1%}'}",
         f"                 network {scale.NETWORK:.0%}, overlapping {scale.OVERLAP:.0%} of the backward pass",
     ]
 

@@ -39,6 +39,8 @@ MTBF_GPU_HOURS = 49_000.0
 """GPU-hours between two faults; each fault ends all workers."""
 RESTART_S = 180.0
 """Seconds from a fault to the next step, without reading the checkpoint."""
+STORAGE_BYTES_PER_S = 5e9
+"""Bandwidth of the checkpoint storage, for all workers together."""
 HOST_BYTES_PER_S = 6e9
 """Bandwidth of copies from a GPU to host memory. Steps wait for these copies at a checkpoint."""
 FORWARD_VECTORS, BACKWARD_VECTORS = {True: 21.1, False: 66.4}, {True: 35.3, False: 91.4}
@@ -47,13 +49,11 @@ compiled. Counted in the kernels of ESM-2 650M (docs/gpu.md)."""
 
 
 class PlanAssumptions(Section):
-    """Assumptions about cluster and GPUs; replace them with your measurements."""
+    """Assumption about the GPUs; replace it with your measurement."""
 
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of the peak that forward and backward pass reach (throughput/mfu of a run). Default: products at 80 % of
     the peak, attention at 35 %, everything else at 83 % of the memory bandwidth."""
-    storage_gb_per_s: PositiveFloat = 5.0
-    """Bandwidth of the checkpoint storage, for all workers together, in GB/s."""
 
 
 class PlanSection(Section):
