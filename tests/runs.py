@@ -12,7 +12,7 @@ from esmeray.training.config import Config
 
 TINY = {
     "data": {"max_length": 62, "num_workers": 0, "sample": {"records": 120, "families": 6}},
-    "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
+    "batch": {"tokens": 256, "global_tokens": 512},
     "model": {
         "backbone": {"source": "esm2_t6_8M", "layers": 1, "hidden_size": 16, "heads": 2},
         "autoencoder": {"hidden_sizes": [16, 8], "normalization_tokens": 512},
@@ -25,7 +25,7 @@ TINY = {
         "evaluate_every_steps": 4,
         "evaluation_batches": 2,
     },
-    "checkpoint": {"every_steps": 4, "asynchronous": False},
+    "checkpoint": {"every_steps": 4},
     "wandb": {"mode": "disabled"},
 }
 """Settings of a run that takes a few seconds without Ray."""

@@ -134,7 +134,7 @@ def test_a_store_that_stays_away_is_reported_and_then_one_line(store: ObjectStor
 
 
 def settings(folder: str | Path, source: str = FASTA, **changes: Any) -> Config:
-    checkpoint = {"every_steps": 2, "keep_last": 2, "asynchronous": True}
+    checkpoint = {"every_steps": 2, "keep_last": 2}
     ray = {"num_workers": 1, "address": "local"}
     config = tiny_config(Path("unused"), data={"source": [source]}, checkpoint=checkpoint, ray=ray, **changes)
     return config.model_copy(update={"run": config.run.model_copy(update={"storage_path": str(folder)})})

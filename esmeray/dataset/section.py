@@ -7,8 +7,6 @@ from pydantic import Field, model_validator
 from esmeray.train_config.natures import FIXED, PATH, UNSEEN
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
-    Channels,
-    NonNegativeInt,
     PositiveInt,
     Section,
     Share,
@@ -36,8 +34,6 @@ class SampleSection(Section):
     """Number of proteins in the sample."""
     families: PositiveInt = 50
     """Number of families in the sample."""
-    seed: NonNegativeInt = 0
-    """Seed of the sample's generator."""
 
 
 class IngestSection(Section):
@@ -52,12 +48,6 @@ class IngestSection(Section):
     nucleotides: Literal["warn", "error"] = "warn"
     """Records that look like DNA or RNA: at least 95 % of the letters are A, C, G, T, U or N. warn: count; error:
     refuse. With warn, a few short peptides alone are never counted."""
-    max_residues: Annotated[int, Field(gt=0, le=2**31), UNSEEN] = 1_000_000
-    """Maximum residues of a record; longer ones are refused while reading. Titin, the longest protein, has 35,000."""
-
-    def repairs(self) -> dict[str, str]:
-        """Return the policies that change a store's content, by name. Limits such as max_residues are left out."""
-        return self.model_dump(exclude={"max_residues"})
 
 
 class LabelsSection(Section):
@@ -254,8 +244,6 @@ class DataSection(Section):
     num_workers: Annotated[int, Field(ge=0, le=1024), UNSEEN] = 1
     """Loader processes per training worker. 0: load in the worker itself; always so for cached features of a frozen
     backbone and for data.predictions."""
-    prefetch: Annotated[Channels, UNSEEN] = 4
-    """Number of batches that each loader process prepares ahead."""
     ingest: IngestSection = IngestSection()
     labels: Annotated[LabelsSection, FIXED] = LabelsSection()
     terms: Annotated[TermsDataSection, UNSEEN] = TermsDataSection()
@@ -291,8 +279,6 @@ class BatchSection(Section):
     batch_size: Tokens | None = None
     """Maximum sequences of a micro-batch, for heads and losses whose memory grows with sequences. A step then has fewer
     tokens than global_tokens. none: only the token budget limits it."""
-    packing_window: PositiveInt = 2048
-    """Number of sequences that packing considers together. Larger fills better, smaller shuffles better."""
 
     @model_validator(mode="after")
     def _whole_batches_per_step(self) -> "BatchSection":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.dataset.fasta.reader import RecordBatch
+from esmeray.dataset.fasta.reader import MAX_RESIDUES, RecordBatch
 from esmeray.dataset.fasta.records import Records
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.ingest import Ingest
@@ -53,15 +53,13 @@ def clean_list(values: Iterable[Any], name: str, content: Literal["protein", "te
     texts = checked_texts(values, name)
     if content == "protein":  # lines are joined as in a file
         texts = ["".join(map(str.strip, io.StringIO(text, newline=None))) for text in texts]
-    policies = IngestSection()
-    for index in [index for index, text in enumerate(texts) if len(text) > policies.max_residues]:
-        raise DataError(
-            f"{name}[{index}]: {len(texts[index]):,} residues, more than the maximum of {policies.max_residues:,}"
-        )
-    names = [f"{name}[{index}]".encode() for index in range(len(texts))]
+    for index, text in enumerate(texts):
+        if len(text) > MAX_RESIDUES:
+            raise DataError(f"{name}[{index}]: {len(text):,} residues, more than the maximum of {MAX_RESIDUES:,}")
     # Characters outside Latin-1 are never residues. For texts only the length matters here.
-    records = Records.of(names, [text.encode("latin-1", "replace") for text in texts])
-    ingest = Ingest(policies, content=content)
+    encoded = [text.encode("latin-1", "replace") for text in texts]
+    records = Records.of([(f"{name}[{index}]".encode(), text) for index, text in enumerate(encoded)])
+    ingest = Ingest(IngestSection(), content=content)
     try:
         with ingest.faults.raised_at_end():
             block = ingest.clean(RecordBatch(records))

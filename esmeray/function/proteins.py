@@ -95,7 +95,8 @@ def location(data: DataSection, root: Path) -> Path:
     settings = terms.model_dump(mode="json", exclude={"min_count"}) | {"validation_share": data.validation_share}
     settings["rules"] = _RULES
     if data.source == [SAMPLE]:
-        return root / name_of_content("sample-terms", [settings, data.sample.model_dump()])
+        sample = data.sample.model_dump() | {"seed": 0}  # a setting in earlier versions
+        return root / name_of_content("sample-terms", [settings, sample])
     paths = [
         expanded(name)
         for name in (terms.annotations, terms.ontology, terms.ia, terms.validation, terms.clusters)

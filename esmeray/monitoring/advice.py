@@ -138,8 +138,6 @@ RULES = {
         "be up to {gain:.0%} faster",
         (
             Action("data.num_workers", "raise data.num_workers while cores are free"),
-            # Without loader processes nothing is fetched ahead.
-            Action("data.prefetch", "raise data.prefetch", lambda facts: facts.num_workers != 0),
             Action("data.stage_dir", "keep the store on a local disk (data.stage_dir)"),
         ),
         least=0.08,
@@ -161,7 +159,7 @@ RULES = {
     "checkpoints": Rule(
         "checkpoint",
         "{:.0%} of a step is spent writing checkpoints",
-        (Action("checkpoint.every_steps", "set checkpoint.asynchronous: true or raise checkpoint.every_steps"),),
+        (Action("checkpoint.every_steps", "raise checkpoint.every_steps"),),
         least=0.05,
     ),
     "update": Rule("optimizer", "The optimizer's update takes {:.0%} of a step", (_GLOBAL_TOKENS,), least=0.15),

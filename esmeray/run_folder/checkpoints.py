@@ -189,11 +189,10 @@ class CheckpointStore:
         """Return the complete checkpoint with the lowest validation cost, or the newest if none was validated."""
         return next(iter([*self._ranked(), *self.complete()]), None)
 
-    def prune(self, keep_last: int, keep_best: int, keep_step: int | None = None) -> None:
-        """Delete all but the newest ``keep_last``, the ``keep_best`` with the lowest validation cost, and
-        ``keep_step``."""
+    def prune(self, keep_last: int, keep_step: int | None) -> None:
+        """Delete all but the newest ``keep_last``, the one with the lowest validation cost, and ``keep_step``."""
         folders = self.complete()
-        kept = {folder.step for folder in folders[:keep_last] + self._ranked()[:keep_best]} | {keep_step}
+        kept = {folder.step for folder in folders[:keep_last] + self._ranked()[:1]} | {keep_step}
         for folder in folders:
             if folder.step not in kept:
                 # The manifest goes first, so that a reader never accepts a half-deleted folder as a checkpoint.

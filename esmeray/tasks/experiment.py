@@ -146,7 +146,6 @@ class Experiment(ABC):
             training.records,
             seed=self.settings.seed,
             num_workers=num_workers,
-            prefetch=self.settings.data.prefetch,
             groups=training.groups,
             **keywords,
         )

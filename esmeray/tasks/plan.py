@@ -202,8 +202,8 @@ def _head_lengths(data: DataSection) -> tuple[list[int], float]:
     if data.source == [SAMPLE]:
         sample = data.sample
         # The sample is generated, not read: all of it costs less than the head of a file.
-        return [len(sequence) for _, sequence in sample_records(sample.records, sample.families, sample.seed)], 1.0
-    source = FastaSource(data.source, data.ingest.max_residues)
+        return [len(sequence) for _, sequence in sample_records(sample.records, sample.families)], 1.0
+    source = FastaSource(data.source)
     lengths: list[int] = []
     for batch in source.batches():
         lengths += map(len, batch.records.sequences)

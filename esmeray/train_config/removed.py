@@ -16,9 +16,16 @@ log = logging.getLogger(__name__)
 REMOVED: Mapping[str, Mapping[str, Any]] = {
     "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
     "AutoencoderSection": {"cosine_loss_weight": 0.0, "feature_loss_weight": 1.0, "residue_loss_weight": 1.0},
-    "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
+    "BatchSection": {"packing_window": 2048},
+    "CheckpointSection": {
+        "asynchronous": True,
+        "keep_best": 1,
+        "memory_every_steps": None,
+        "memory_limit_gib": None,
+    },
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
+    "DataSection": {"prefetch": 4},
     "DeepSpeedSection": {"config": "train_config/zero2.yaml"},
     "DeviceProfileSection": {"random_weights": False},
     "EmbeddingAssumptions": {
@@ -28,6 +35,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     },
     "EmbeddingsSection": {"random_weights": False},
     "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
+    "IngestSection": {"max_residues": 1_000_000},
     "LabelsSection": {"weight_column": None},
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0, "requests": 512},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
@@ -67,6 +75,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
     "RaySection": {"dashboard_port": None},
     "RetrievalSection": {"bootstrap": 1000},
+    "SampleSection": {"seed": 0},
     "SearchSection": {"algorithm": "tpe", "prune_margin": 0.15, "seed": 0},
     "SpaceSection": {"compile": None, "gradient_checkpointing": None, "prefetch": None, "stage": None},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000, "min_residues": 10},

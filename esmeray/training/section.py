@@ -108,8 +108,4 @@ class CheckpointSection(Section):
     every_steps: PositiveInt = 200
     """Steps between checkpoints; one more is saved at the end."""
     keep_last: PositiveInt = 2
-    """Number of newest checkpoints to keep."""
-    keep_best: NonNegativeInt = 1
-    """Number of checkpoints with the best validation loss to keep in addition."""
-    asynchronous: bool = True
-    """Write and hash checkpoints in the background while training continues."""
+    """Number of newest checkpoints to keep, in addition to the one with the best validation loss."""

@@ -129,7 +129,8 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     tried = f"{len(results.trials)} of {len(results.space)} configurations tried in {seconds / 60:.1f} min"
     yield f"{tried}: {results.outcomes()}."
     if results.own is not None and results.own is not best:
-        yield f"{results.speed(best) / results.speed(results.own):.2f} times the speed of the experiment's own settings."
+        ratio = (best.measurement.tokens_per_s or 0.0) / (results.own.measurement.tokens_per_s or 1.0)
+        yield f"{ratio:.2f} times the speed of the experiment's own settings."
     shares: dict[str, Any] = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)

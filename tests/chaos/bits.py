@@ -193,7 +193,7 @@ THINGS = {name: Thing((inputs, command(JOB + more)), read_all, "out") for name, 
         for kind in ("exact", "compressed")
     },
     "store": Thing(CONVERTED, command(ALIGN), "store", "hits.tsv"),
-    "store, read whole": Thing(CONVERTED, command("data inspect store --verify --json"), "store"),
+    "store, read whole": Thing(CONVERTED, command("data inspect store --verify"), "store"),
     "structure store": Thing((lambda: structure_store(Path("structures"), 4),), read_structures, "structures"),
     "predicted structures": Thing((predicted,), read_predicted, "cache"),
     "unfinished embedding job": Thing(

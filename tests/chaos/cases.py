@@ -157,11 +157,11 @@ def embedding(output: str = "out", options: str = "", **more: Any) -> dict[str, 
 
 GROUPS: dict[str, dict[str, Case]] = {
     "data convert": {
-        "new": Case(PROTEINS, CONVERT.format("proteins.fasta"), "data inspect store --verify --json"),
+        "new": Case(PROTEINS, CONVERT.format("proteins.fasta"), "data inspect store --verify"),
         "replaced": Case(
             (*PROTEINS, CONVERT.format("few.fasta")),
             CONVERT.format("proteins.fasta") + " --overwrite",
-            "data inspect store --verify --json",
+            "data inspect store --verify",
         ),
     },
     "align": {

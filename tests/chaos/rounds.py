@@ -31,7 +31,7 @@ LEFT_S = 20.0  # processes may take this long to end after the command
 USUAL: dict[str, Any] = {
     "data": {"num_workers": 1},
     "training": {"optimizer": "muon", "watchdog_s": 6.0},
-    "checkpoint": {"asynchronous": True, "keep_last": 3},
+    "checkpoint": {"keep_last": 3},
     "ray": {"num_workers": 2, "cpus_per_worker": 1, "max_failures": 10},
 }
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from pandas._libs.parsers import STR_NA_VALUES
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.table import MISSING, PART_ROWS, Table, is_missing, numbered_lines
+from esmeray.dataset.table import PART_ROWS, Table, is_missing, numbered_lines
 from tests.dataset.stores import write_table, zipped
 
 any_text = st.text(st.characters(codec="utf-8"), max_size=30)
 rows_of_text = st.lists(st.tuples(any_text, any_text), min_size=1, max_size=20)
 XLSX = zipped("[Content_Types].xml", "_rels/.rels", "xl/workbook.xml")
 XLS = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512)
+EXCELS = ("sep=;", '"sep=;"', "\ufeffSEP=;")
+"""Lines in which Excel declares the separator."""
 WANTED = {"text": "data.labels.text_column", "label": "data.labels.label_columns"}
 
 
@@ -71,7 +73,7 @@ def test_any_text_comes_back_by_the_separator_of_the_header(tmp_path_factory, ro
 
 @settings(deadline=None, max_examples=60)
 @given(
-    missing=st.sampled_from(sorted(MISSING)),
+    missing=st.sampled_from(sorted(STR_NA_VALUES | {"-"})),
     blanks=st.tuples(st.text(" \t", max_size=2), st.text(" \t", max_size=2)),
     suffix=st.sampled_from([".csv", ".parquet"]),
 )
@@ -85,53 +87,32 @@ def test_whatever_means_missing_is_none_unless_it_is_kept(tmp_path_factory, miss
         assert kept == ["MKT", missing.join(blanks), "NANA"]
 
 
-def test_the_list_of_missing_values_is_that_of_pandas_and_a_dash():
-    assert STR_NA_VALUES | {"-"} == MISSING
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        *((f"{declared}\r\ntext;label\r\na,b;x\r\n", [("a,b", "x")]) for declared in EXCELS),
+        ("sep=|\ntext|label\na,b|x\n", [("a,b", "x")]),
+        ("text\na;b\nc\td\n", [("a;b",), ("c\td",)]),  # one column has no separator
+    ],
+)
+def test_the_separator_is_the_declared_one_or_none(tmp_path, text, rows):
+    (tmp_path / "in.csv").write_bytes(text.encode())
+    assert values(tmp_path / "in.csv", *("text", "label")[: len(rows[0])]) == rows
 
 
-def test_the_line_in_which_excel_declares_a_separator_is_no_header(tmp_path):
-    for declared in ("sep=;", '"sep=;"', "\ufeffSEP=;"):
-        (tmp_path / "in.csv").write_bytes(f"{declared}\r\ntext;label\r\na,b;x\r\n".encode())
-        assert values(tmp_path / "in.csv", "text", "label") == [("a,b", "x")]
-    (tmp_path / "in.csv").write_text("sep=|\ntext|label\na,b|x\n")
-    assert values(tmp_path / "in.csv", "label") == [("x",)]
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_an_optional_column_is_read_if_it_is_there(tmp_path, suffix):
-    path = write_table(tmp_path / f"in{suffix}", ("text", "set"), ("a", "x"), ("b", "y"))
-    ((_, part),) = Table(path, {"text": "", "set": None, "validation": None}).parts()
-    assert part == {"text": ["a", "b"], "set": ["x", "y"]}
-
-
-def test_one_column_has_no_separator(tmp_path):
-    (tmp_path / "one.csv").write_text("text\na;b\nc\td\n")
-    assert values(tmp_path / "one.csv", "text") == [("a;b",), ("c\td",)]
-
-
-def test_texts_of_every_type_of_parquet_may_be_missing(tmp_path):
-    texts = pa.array(["NaN", "x", None, "NA"])
-    types = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
-    names = [f"c{number}" for number in range(len(types))]
-    columns = {name: texts.cast(wanted) for name, wanted in zip(names, types, strict=True)}
-    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
-    assert values(tmp_path / "in.parquet", *names) == [(value,) * 4 for value in (None, "x", None, None)]
-
-
-def test_parquet_values_keep_their_types(tmp_path):
+def test_parquet_values_keep_their_types_and_texts_may_be_missing(tmp_path):
     columns = {"a": [1, None], "b": [0.5, float("inf")], "c": [True, None], "d": [["x", "y"], []], "e": ["é\n", None]}
-    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
-    assert values(tmp_path / "in.parquet", *columns) == list(zip(*columns.values(), strict=True))
+    types = (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()))
+    texts = {f"t{number}": pa.array(["NaN", "x"]).cast(wanted) for number, wanted in enumerate(types)}
+    pq.write_table(pa.table(columns | texts), tmp_path / "in.parquet")
+    expected = [*columns.values(), *[[None, "x"]] * len(types)]
+    assert values(tmp_path / "in.parquet", *columns, *texts) == list(zip(*expected, strict=True))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_many_rows_come_in_parts_in_order(tmp_path, suffix):
-    path = tmp_path / f"in{suffix}"
     numbers = [str(number) for number in range(2 * PART_ROWS)] + ["longer than Python's csv takes by itself" * 5000]
-    if suffix == ".csv":
-        path.write_text("\n".join(["text", *numbers]))
-    else:
-        pq.write_table(pa.table({"text": numbers}), path, row_group_size=3000)
+    path = write_table(tmp_path / f"in{suffix}", ("text",), *((number,) for number in numbers))
     table = Table(path, {"text": "a setting"})
     parts = list(table.parts())
     assert [value for _, part in parts for value in part["text"]] == numbers

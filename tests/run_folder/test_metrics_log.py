@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import tracemalloc
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,24 +87,6 @@ def test_damaged_line_is_reported_once_and_costs_no_other(run):
     assert len(warnings) == 1 and "worker-00000.jsonl" in warnings[0] and "nonsense" in warnings[0]
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_history_of_any_length_takes_little_memory(run, live):
-    run.monitoring.mkdir()
-    for worker in range(3):
-        lines = (encode_record(sample(worker, time_s + worker / 10, gpu__0__util=50.0)) for time_s in range(1500))
-        sample_file(run.monitoring, worker).write_bytes(b"".join(lines))
-    size = sum(path.stat().st_size for path in run.monitoring.iterdir())
-    tracemalloc.start()
-    try:
-        tail = RunTail(run, live=live)
-        deque(tail.poll(), maxlen=0)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert size > 450_000
-    assert peak < 300_000
-
-
 def steps(records: Iterable[Record]) -> list[int]:
     return [record["step"] for record in records]
 
@@ -128,18 +108,6 @@ def test_steps_repeated_by_a_resumed_run_are_given_again(tmp_path):
         file.write(b'{"kind":"tra')  # killed; the next writer replaces the file
     append(path, train(4, 10))
     assert steps(tail.poll()) == [4]
-
-
-def test_poll_ends_where_the_file_did_when_it_began(tmp_path):
-    with MetricsLog(tmp_path / "m.jsonl") as log:
-        log.append(train(0, 0))
-        tail = RecordTail(log.path)
-        given: list[int] = []
-        for record in tail.poll():
-            given.append(record["step"])
-            log.append(train(record["step"] + 1, record["step"] + 1))
-        assert given == [0]
-        assert next(tail.poll())["step"] == 1
 
 
 def test_long_file_is_read_at_its_beginning_and_end_alone(tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 CLASSIFIER = {
     "data": {"max_length": 62, "labels": {"text_column": "text", "split": "stratified"}, "validation_share": 0.3},
-    "batch": {"tokens": 256, "global_tokens": 512, "packing_window": 64},
+    "batch": {"tokens": 256, "global_tokens": 512},
     "model": {"task": "classifier", "classifier": {"dropout": 0.0}},
     "training": {"max_steps": 28, "evaluate_every_steps": 7, "learning_rate": 2e-2},
     "checkpoint": {"every_steps": 14},
@@ -195,9 +195,9 @@ def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
         rows = [f"{s},{zero + unit * (s.count('A') / 3 + s.count('D') / 5):.9f}" for s in sequences]
         path = write_table(tmp_path / f"{name}.csv", "text,label", rows)
         labels = {"kind": "regression", "split": "hash", "text_column": "text"}
-        steps = {"max_steps": 40, "evaluate_every_steps": 20}
+        steps = {"max_steps": 60, "evaluate_every_steps": 20}
         config = config_of(
-            tmp_path / name, path, data={"labels": labels}, training=steps, checkpoint={"every_steps": 40}
+            tmp_path / name, path, data={"labels": labels}, training=steps, checkpoint={"every_steps": 60}
         )
         _, stored = train(config)
         best = min(validations(config)[1:], key=lambda record: -record["spearman"])

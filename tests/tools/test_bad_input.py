@@ -49,6 +49,7 @@ REFUSED = {
     "header inside a line": (FIRST + b">a\nMKV>b\nMKV\n", "line 5, column 4, record 2 'a': '>' inside a sequence line"),
     "comment": (FIRST + b">a\nMKV\n#LLL\nKKK\n", "line 6, record 2 'a': starts with '#'"),
     "comment in a line": (FIRST + b">a\nMKV ;L\n", "line 5, column 5, record 2 'a': ';' inside a sequence line"),
+    "after a comment": (b">a\nMKV\n;MMM\nM1K\n;\n", "line 4, column 2, record 1 'a': the character '1'"),
     "CRLF": (b">a\r\nMKV\r\nM1K\r\n", "line 3, column 2, record 1 'a': the character '1'"),
     "CR alone": (b">a\rMKV\rM1K\r", "line 3, column 2, record 1 'a': the character '1'"),
 }

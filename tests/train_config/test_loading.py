@@ -41,7 +41,7 @@ def test_command_line_overrides_file_and_file_overrides_default(file):
     path = file("batch:\n  tokens: 5000\n  global_tokens: 4096\n")
     config = load(path, "--batch.tokens", "4096")  # fixes the file's value
     assert (config.batch.tokens, config.batch.global_tokens) == (4096, 4096)
-    assert config.batch.packing_window == Config().batch.packing_window
+    assert config.batch.ramp_steps == Config().batch.ramp_steps
     path = file("search:\n  max_trials: 3\nspace:\n  num_workers: [4]\n  precision: fp32\n")
     search = load_search(path, "--tune.space.tokens", "512", "1024", "--tune.space.num_workers=2", "--tune.name", "a")
     assert (search.space.tokens, search.space.num_workers, search.name) == ([512, 1024], [2], "a")

@@ -84,7 +84,7 @@ def test_summary_says_what_limits_and_advises_only_what_was_not_searched():
     text = "\n".join(summary(TRIALS[1], results_of(*TRIALS)))
     assert "6 of 3 configurations tried in 0.3 min" in text
     assert "2 measured, 1 out of memory, 1 crashed, 1 hung, 1 NaN" in text
-    assert "Loading is the bottleneck: 30% of a step" in text and "data.prefetch" in text
+    assert "Loading is the bottleneck: 30% of a step" in text and "data.stage_dir" in text
     assert "data.num_workers" not in text
 
 

@@ -56,7 +56,7 @@ class LabelledSource(BatchSource):
         batch = packed_from_tokens(np.empty(0, dtype=np.int64), np.zeros_like(records_N), records_N)
         return self._labelled(batch, self.token_lengths(records_N), self._labels.targets[records_N])
 
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+    def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
         kept_N = cropped_lengths(self._tokens.lengths[records_N], self._max_length)
         prefix, suffix = self._around
         pieces: list[NDArray[np.generic]] = []
@@ -117,7 +117,7 @@ class FeatureSource(BatchSource):
         """(N,) tokens of each record, even if batches have no tokens, because steps are planned by tokens."""
         return self._source.token_lengths(records_N)
 
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+    def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
         made = self._source.without_tokens(records_N) if self._pooled else self._source.batch(epoch, records_N)
         rows = torch.from_numpy(np.concatenate(list(self._features.rows(self._keys[records_N]))))
         named = {"by_sequence" if self._pooled else "by_token": {FEATURES: rows}}

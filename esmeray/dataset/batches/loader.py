@@ -30,9 +30,12 @@ from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.tokens.esm import packed_from_tokens
 
+PREFETCH = 4
+"""Number of batches that each loader process prepares ahead."""
+
 Indices: TypeAlias = NDArray[np.int64]
-Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int]
-"""Epoch, the records of a batch and, for sources that follow steps, the training step."""
+Request: TypeAlias = tuple[int, Indices] | tuple[int, Indices, int | None]
+"""Epoch, the records of a batch and, in training, the step."""
 
 
 class SourceBatch(NamedTuple):
@@ -51,11 +54,9 @@ class BatchSource(ABC):
     """Makes batches of records.
 
     Attributes:
-        follows_steps: True if batches depend on the training step.
         record_sequences: number of sequences per record, e.g. 2 for pairs.
     """
 
-    follows_steps = False
     record_sequences = 1
 
     @abstractmethod
@@ -63,11 +64,11 @@ class BatchSource(ABC):
         """Return (N,) tokens of each record after cropping, special tokens included."""
 
     @abstractmethod
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
-        """Return a batch of records; it depends only on epoch and records."""
+    def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
+        """Return a batch of records. ``step``: training step, if the batch depends on it; None in validation."""
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """Yield the batches in the order of the requests. Starting another iteration ends this one."""
+        """Yield the batches in the order of the requests."""
         return starmap(self.batch, requests)
 
     def preparation(self) -> Callable[..., Any]:
@@ -80,9 +81,9 @@ class BatchSource(ABC):
         return SourceBatch(arrays.map(torch.from_numpy), num_targets, num_tokens)
 
 
-def _arrays_of(make: Callable[..., SourceBatch], epoch: int, records_N: Indices) -> SourceBatch:
+def _arrays_of(make: Callable[..., SourceBatch], *request: Any) -> SourceBatch:
     """Make a batch with NumPy arrays in place of tensors, which pickle in a tenth of the time."""
-    made = make(epoch, records_N)
+    made = make(*request)
     return made._replace(batch=made.batch.map(torch.Tensor.numpy))
 
 
@@ -91,7 +92,6 @@ class ResidueSource(BatchSource):
 
     def __init__(self, store: Store, settings: PreparationSettings) -> None:
         self._store, self._settings = store, settings
-        self.follows_steps = settings.masking is not None and settings.masking.first_mask_share is not None
 
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._store.lengths[records_N], self._settings.max_length) + SPECIAL_TOKENS_PER_SEQUENCE
@@ -120,15 +120,14 @@ class ResidueSource(BatchSource):
 class Loader:
     """Batches of a source, prepared in loader processes that run until the loader is closed."""
 
-    def __init__(self, source: BatchSource, num_workers: int, prefetch: int) -> None:
-        """Set up without starting processes. Each of ``num_workers`` will prepare ``prefetch`` batches ahead."""
-        self._source, self._num_workers, self._prefetch = source, num_workers, prefetch
+    def __init__(self, source: BatchSource, num_workers: int) -> None:
+        """Set up without starting processes. Each of ``num_workers`` will prepare :data:`PREFETCH` batches ahead."""
+        self._source, self._num_workers = source, num_workers
         self._processes: list[LoaderProcess] = []
         self._in_flight: deque[tuple[LoaderProcess, Indices]] = deque()
-        self._turn = 0  # number of the current iteration; an older one ends when it changes
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """Yield the requested batches in order.
+        """Yield the requested batches in order. Take nothing from an iteration once another one is started.
 
         Raises LoaderProcessLost if a loader process was killed; the next iteration starts a new one.
         """
@@ -136,13 +135,11 @@ class Loader:
             yield from self._source.batches(requests)
             return
         requests = iter(requests)
-        self._turn += 1
-        turn = self._turn
         try:
             self._start()  # not earlier, so that a dry run, which only plans, starts no process
             # Requests and replies cycle through the processes in the same order, which keeps the batches in order.
             turns = cycle(self._processes)
-            for request in islice(requests, self._num_workers * self._prefetch):
+            for request in islice(requests, self._num_workers * PREFETCH):
                 self._send(turns, request)
             while self._in_flight:
                 process, records_N = self._in_flight.popleft()
@@ -151,13 +148,10 @@ class Loader:
                 for request in islice(requests, 1):
                     self._send(turns, request)
                 yield self._source.finished(prepared, records_N)
-                if turn != self._turn:
-                    raise RuntimeError("this iteration ended because another one over the same batches was started")
         except GeneratorExit:
-            raise  # outstanding replies are dropped when the next iteration starts
+            raise  # the next iteration starts new processes
         except BaseException:
-            if turn == self._turn:
-                self.close()  # a request may be half written, so these processes can't be used any more
+            self.close()  # a request may be half written, so these processes can't be used any more
             raise
 
     @property
@@ -172,9 +166,8 @@ class Loader:
             self._processes.pop().close()
 
     def _start(self) -> None:
-        while self._in_flight:
-            process, _ = self._in_flight.popleft()
-            process.next_reply()  # drop the outstanding reply
+        if self._in_flight:
+            self.close()  # an earlier iteration was abandoned, and its replies would come first
         missing = self._num_workers - len(self._processes)
         self._processes += [LoaderProcess(self._source.preparation()) for _ in range(missing)]
 

@@ -76,18 +76,12 @@ class LoaderProcess:
         Raises the EsmerayError that the process raised; RuntimeError with the traceback of any other exception there;
         LoaderProcessLost if the process has ended.
         """
-        reply = self.next_reply()
-        if reply is None:
-            raise self._lost()
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def next_reply(self) -> Any:
-        """Wait for the next reply: a batch, an exception, or None if the process has ended."""
         reply = self.replies.get()
         if reply is None:
             self.replies.put(None)  # keep it for later calls
+            raise self._lost()
+        if isinstance(reply, Exception):
+            raise reply
         return reply
 
     def _lost(self) -> LoaderProcessLost:

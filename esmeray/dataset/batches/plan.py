@@ -34,6 +34,9 @@ Indices = NDArray[np.int64]
 _SHUFFLE_STREAM = 0x5041434B
 """Separates the shuffle's random numbers from other uses of the same seed ('PACK' in ASCII)."""
 
+PACKING_WINDOW = 2048
+"""Number of sequences that packing considers together."""
+
 _MIN_BATCHES_PER_WINDOW = 8
 """Minimum batches per window. A smaller window would leave large gaps in its batches, so it is widened."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from esmeray.dataset.batches.loader import BatchSource, Indices, Loader, Request, SourceBatch
-from esmeray.dataset.batches.plan import EpochPlan, Groups, plan_epoch
+from esmeray.dataset.batches.plan import PACKING_WINDOW, EpochPlan, Groups, plan_epoch
 from esmeray.dataset.packed_batch import FEATURES, BatchShape, PackedBatch
 from esmeray.dataset.section import BatchSection
 
@@ -63,17 +63,16 @@ class TrainingSteps(AbstractContextManager):
         world_size: int = 1,
         fixed_shapes: bool = False,
         num_workers: int = 0,
-        prefetch: int = 1,
         groups: Groups | None = None,
     ) -> None:
         """Set up without planning or starting processes.
 
-        ``indices`` are the records to train on, ``groups`` their groups. Each of ``num_workers`` loader processes
-        prepares ``prefetch`` batches ahead; with 0, batches are made in this process. ``fixed_shapes`` fills every
-        batch to the same numbers of tokens and sequences, for compiled models.
+        ``indices`` are the records to train on, ``groups`` their groups. Batches are made by ``num_workers`` loader
+        processes; with 0, in this process. ``fixed_shapes`` fills every batch to the same numbers of tokens and
+        sequences, for compiled models.
         """
         self._source = source
-        self.loader = Loader(source, num_workers, prefetch)
+        self.loader = Loader(source, num_workers)
         self._indices = indices.astype(np.int64)
         self._groups = groups
         self._batch = batch
@@ -104,7 +103,7 @@ class TrainingSteps(AbstractContextManager):
         return total
 
     def epoch(self, epoch: int, start_step: int = 0, first_step: int = 0) -> Iterator[StepBatches]:
-        """Yield the steps of an epoch from ``start_step`` on. Starting another iteration ends this one.
+        """Yield the steps of an epoch from ``start_step`` on; see :meth:`Loader.batches`.
 
         ``first_step``: training steps before this epoch.
         """
@@ -112,11 +111,8 @@ class TrainingSteps(AbstractContextManager):
         shape = _shape(self._source, self._indices, plan, self._batch.tokens) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
         mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
-        follows_steps = self._source.follows_steps
         # One stream of requests over all steps, so that loader processes also work ahead across steps.
-        made = self.loader.batches(
-            _request(plan, epoch, batch, first_step + step if follows_steps else None) for step, batch in mine
-        )
+        made = self.loader.batches(_request(plan, epoch, batch, first_step + step) for step, batch in mine)
         for step in steps:
             # Resume position of a checkpoint after this step; after the last step, the next epoch.
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)
@@ -184,7 +180,7 @@ def _plan(
     return plan_epoch(
         source.token_lengths(indices),
         batch.tokens,
-        batch.packing_window,
+        PACKING_WINDOW,
         seed,
         epoch,
         records=indices,
@@ -197,7 +193,7 @@ def _plan(
 def _request(plan: EpochPlan, epoch: int, batch: int | None, step: int | None = None) -> Request:
     # A rank without a batch takes any record, which is not counted.
     records = plan.records[:1] if batch is None else plan.batch_records(batch)
-    return (epoch, records) if step is None else (epoch, records, step)
+    return epoch, records, step
 
 
 def _counted(made: SourceBatch, batch: int | None) -> SourceBatch:

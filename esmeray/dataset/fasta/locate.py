@@ -4,33 +4,18 @@ Conversion doesn't count lines. To locate an error, the file is read again up to
 """
 
 import io
-import lzma
-import sys
-import zlib
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from xopen import xopen
-
-if sys.version_info >= (3, 14):
-    from compression.zstd import ZstdError
-else:
-    from backports.zstd import ZstdError
-
-_fast_gzip_error: Any = zlib.error
-with suppress(ImportError):  # xopen's faster gzip on x86-64 and 64-bit Arm; its error is no subclass of zlib's
-    from isal.isal_zlib import IsalError as _fast_gzip_error  # noqa: N813
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
 COMMENT = ";"
 """First letter of a comment line, in Pearson's FASTA."""
-# Exceptions that a flipped bit in compressed data can raise.
-DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, _fast_gzip_error, lzma.LZMAError, ZstdError)
-
 
 _MAX_PIECE_BYTES = 1 << 20
 """Longer lines are read in pieces of this many characters, so that a line need not fit into memory."""
@@ -39,30 +24,38 @@ _SHOWN_ID = 60
 
 
 class _Line(NamedTuple):
+    """A line, or a piece of a very long one. ``residues``: indices in the record of the residues in it."""
+
     number: int
     record: int
     record_id: str
     text: str
+    residues: range
 
 
 def _scan(path: Path) -> Iterator[_Line]:
     """Yield every line with its number and record until the end or the first damage. Very long lines come in pieces."""
     number = record = 0
     record_id = ""
+    residues = range(0)
     is_start = True  # at the start of a line, not inside one that comes in pieces
-    try:
-        # threads=0: decompress in this process, as the reader does, so that both stop at the same damage.
-        with xopen(path, "rb", threads=0) as file:
-            for raw in pieces_of_lines(file, _MAX_PIECE_BYTES):
-                number += is_start
-                text = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
-                if is_start and text.lstrip().startswith(">"):
-                    record += 1
-                    record_id = (text.strip()[1:].split(None, 1) or [""])[0]
-                is_start = raw.endswith("\n")
-                yield _Line(number, record, record_id, text)
-    except DECOMPRESSION_ERRORS:
-        return  # the caller already reports this damage, and needs the location of the last readable line
+    # The caller already reports damage, and needs the location of the last readable line. Each decompressor raises an
+    # exception of its own. threads=0: decompress in this process, as the reader does, so that both stop at one place.
+    with suppress(Exception), xopen(path, "rb", threads=0) as file:
+        for raw in pieces_of_lines(file, _MAX_PIECE_BYTES):
+            number += is_start
+            text = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
+            stripped = text.strip()
+            if is_start and stripped.startswith(">"):
+                record += 1
+                record_id = (stripped[1:].split(None, 1) or [""])[0]
+                residues = range(0)
+            elif stripped.startswith(COMMENT):
+                residues = range(residues.stop, residues.stop)
+            else:
+                residues = range(residues.stop, residues.stop + len(stripped))
+            is_start = raw.endswith("\n")
+            yield _Line(number, record, record_id, text, residues)
 
 
 def pieces_of_lines(file: BinaryIO, longest: int) -> Iterator[str]:
@@ -95,31 +88,21 @@ def place_of_record(path: Path, number: int, residue: int | None = None) -> str:
 
 def places_of_records(path: Path, wanted: list[tuple[int, int | None]]) -> list[str]:
     """Return the locations of several records and residues (see :func:`place_of_record`) in one pass."""
-    locations: dict[tuple[int, int | None], str] = {}
-    residues: dict[int, list[int]] = {number: [] for number, _ in wanted}
+    residues_of = defaultdict(set)
     for number, residue in wanted:
-        residues[number] += [] if residue is None else [residue]
-    seen = current = 0
-    last = max(residues)
-    names = set(wanted)
+        residues_of[number].add(residue)
+    locations: dict[tuple[int, int | None], str] = {}
+    last = max(residues_of)
     for line in _scan(path):
         # Stop early: a file may have millions of records after the last requested one.
-        if line.record > last or locations.keys() >= names:
+        if line.record > last:
             break
-        if line.record not in residues:
-            continue
-        if line.record != current:
-            seen, current = 0, line.record
-            locations[current, None] = f"{path}, line {line.number}{_in_record(line)}"
-            continue
-        # Count residues as the reader does, which strips lines and skips comments.
-        text = "" if line.text.lstrip().startswith(COMMENT) else line.text.strip()
-        for residue in residues[current]:
-            if seen <= residue < seen + len(text):
-                locations[current, residue] = (
-                    f"{path}, line {line.number}, column {residue - seen + 1}{_in_record(line)}"
-                )
-        seen += len(text)
+        for residue in residues_of.get(line.record, ()):
+            if residue is None:
+                locations.setdefault((line.record, None), f"{path}, line {line.number}{_in_record(line)}")
+            elif residue in line.residues:
+                column = f"column {line.residues.index(residue) + 1}"
+                locations[line.record, residue] = f"{path}, line {line.number}, {column}{_in_record(line)}"
     return [locations.get((number, residue), f"{path}, record {number}") for number, residue in wanted]
 
 
@@ -134,14 +117,8 @@ def places_of_ids(paths: list[Path], ids: set[str]) -> dict[str, str]:
 
 
 def damage(path: Path, error: Exception) -> str:
-    """Describe a decompressor's error, and up to which line the file can be read."""
-    # Keep only the last line: all lines may not fit into memory.
-    last = next(iter(deque(_scan(path), maxlen=1)), None)
-    where = "before the first line" if last is None else f"after line {last.number}{_in_record(last)}"
+    """Describe a decompressor's error."""
     if isinstance(error, EOFError):
-        return f"{path}: the compressed file is truncated {where}; copy or download it again"
-    # If no line can be read, a wrong suffix is more likely than damage.
-    if last is None:
-        kind = path.suffix.lstrip(".") or "compressed"
-        return f"{path}: not a {kind} file despite its name, or damaged ({error}); rename it or download it again"
-    return f"{path}: the compressed data is damaged {where} ({error}); copy or download it again"
+        return f"{path}: the compressed file is truncated; copy or download it again"
+    kind = path.suffix.lstrip(".") or "compressed"
+    return f"{path}: damaged, or not a {kind} file despite its name ({error}); download it again, or rename it"

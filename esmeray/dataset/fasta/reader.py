@@ -19,12 +19,10 @@ from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import numpy as np
 import xxhash
 from xopen import xopen
 
@@ -36,33 +34,24 @@ from esmeray.dataset.fasta.kinds import kind_of
 from esmeray.dataset.fasta.locate import (
     BYTE_ORDER_MARK,
     COMMENT,
-    DECOMPRESSION_ERRORS,
     damage,
     pieces_of_lines,
     place_of_line,
     place_of_record,
 )
 from esmeray.dataset.fasta.records import PlainFasta, Records, load_kernel
-from esmeray.dataset.section import IngestSection
 
 SUFFIXES = (".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep", ".mpfa")
 COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
 
-BATCH_RESIDUES = 256 * 1024
-BATCH_RECORDS = 8192
-"""Limits of a batch: it ends when it reaches one of them. A block of a store is one batch."""
+BATCH_BYTES = 256 * 1024
+"""A batch ends when its headers and sequences have this many bytes. A block of a store is one batch."""
 
-MAX_RESIDUES = IngestSection().max_residues
-"""Default maximum of residues per record."""
-
-_BATCH_HEADER_BYTES = 16 << 20
-"""Limit of a batch's header bytes, above any real batch. It bounds memory if headers are long and sequences short."""
-
-_LARGEST_BATCH = 1.5
-"""A parsed chunk of up to this many times :data:`BATCH_RESIDUES` becomes one batch, because cutting takes time."""
+MAX_RESIDUES = 1_000_000
+"""Maximum of residues per record and of characters per line. Titin, the longest human protein, has 35,000 residues."""
 
 CHUNK_BYTES = 384 * 1024
-"""Size of a chunk of text: a little more than a batch, so that most chunks need no cutting."""
+"""Size of a chunk of text: a little more than a batch, so that most chunks are one batch."""
 
 _BUFFER_BYTES = 256 * 1024
 _RECORDS_AT_ONCE = 256
@@ -110,7 +99,7 @@ class ReadAhead:
         """
         try:
             text, self.bytes_read = self._thread.wait()
-        except DECOMPRESSION_ERRORS as error:
+        except Exception as error:  # each decompressor raises its own for a flipped bit
             if getattr(error, "errno", None) is not None:
                 raise  # an error of the system, not of a decompressor
             raise DataError(damage(self._path, error)) from error
@@ -190,7 +179,6 @@ class RecordBatch:
 
     def origin(self, index: int) -> tuple[Path, int] | None:
         """Return a record's file and its number in the file, from 1; None if it was not read from FASTA."""
-        # Search from the end: a file that adds no records to the batch shares its start with the next file.
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
         return None if origin is None else (origin.path, origin.number + index - origin.start)
 
@@ -206,19 +194,15 @@ class RecordBatch:
 class FastaSource:
     """The files of a source, read once in order."""
 
-    def __init__(
-        self, sources: list[str], max_residues: int = MAX_RESIDUES, counts: IngestCounts | None = None
-    ) -> None:
-        """Find the files. Raises DataError if a name is no file, folder or glob with FASTA files.
+    def __init__(self, sources: list[str], counts: IngestCounts | None = None) -> None:
+        """Find the files. Comments are counted in ``counts``.
 
-        ``max_residues`` limits the residues of a record and the characters of a line. Comments are counted in
-        ``counts``.
+        Raises DataError if a name is no file, folder or glob with FASTA files.
         """
         self.paths = find_files(sources)
         self.files_ignored = files_ignored(sources)
         self.bytes_total = sum(path.stat().st_size for path in self.paths)
         self.kernel = load_kernel()  # once for all files: folders may hold thousands
-        self._max_residues = max_residues
         self.finished: list[SourceFile] = []
         self.counts = counts or IngestCounts()
         self._opened: ReadAhead | None = None
@@ -229,51 +213,39 @@ class FastaSource:
         return sum(file.bytes for file in self.finished) + (self._opened.bytes_read if self._opened else 0)
 
     def batches(self) -> Iterator[RecordBatch]:
-        """Yield batches of at least :data:`BATCH_RESIDUES` residues, except the last. Batches span files.
+        """Yield batches of at least :data:`BATCH_BYTES`, except the last. Batches span files.
 
         Raises DataError if a file can't be read, is truncated or is not FASTA, after the records before the error.
         """
         parts: list[Records] = []
         origins: list[Origin] = []
-        num_records = num_residues = header_bytes = 0
-        problem: DataError | None = None
+        num_records = num_bytes = 0
         try:
             # Batches span files, so that a folder of a thousand small files does not become a thousand small blocks.
             for path in self.paths:
                 number = 1
-                origins.append(Origin(num_records, path, number))
                 for records in self._records(path):
-                    ends_N = np.cumsum(records.lengths, dtype=np.int64)
-                    start = done = 0
-                    while start < len(records):
-                        end = start + BATCH_RECORDS - num_records
-                        # Cut a chunk at the batch limit, unless it makes a batch of its own that is not much too large.
-                        if num_residues or not BATCH_RESIDUES <= ends_N[-1] - done <= _LARGEST_BATCH * BATCH_RESIDUES:
-                            end = min(end, int(np.searchsorted(ends_N, done + BATCH_RESIDUES - num_residues)) + 1)
-                        end = min(end, len(records))
-                        parts.append(records.slice(start, end))
-                        number += end - start
-                        num_records += end - start
-                        num_residues += int(ends_N[end - 1]) - done
-                        start, done = end, int(ends_N[end - 1])
-                        header_bytes += len(parts[-1].headers.text)
-                        is_full = num_residues >= BATCH_RESIDUES or num_records >= BATCH_RECORDS
-                        if is_full or header_bytes >= _BATCH_HEADER_BYTES:
-                            yield RecordBatch(Records.joined(parts), origins)
-                            parts, origins = [], [Origin(0, path, number)]
-                            num_records = num_residues = header_bytes = 0
+                    parts.append(records)
+                    origins.append(Origin(num_records, path, number))
+                    number += len(records)
+                    num_records += len(records)
+                    num_bytes += records.text_bytes
+                    if num_bytes >= BATCH_BYTES:
+                        yield RecordBatch(Records.joined(parts), origins)
+                        parts, origins = [], []
+                        num_records = num_bytes = 0
                 # Report an empty file: among many files, a failed download would otherwise go unnoticed.
                 if number == 1:
                     raise DataError(
                         f"{path}: no FASTA records (the file is empty, or has only blank lines and comments); "
                         "give a FASTA file"
                     )
-        except DataError as error:
-            problem = error  # raised after the records before it, which may have faults to report, too
+        except DataError:
+            if parts:
+                yield RecordBatch(Records.joined(parts), origins)  # before the error, as in _parsed
+            raise
         if parts:
             yield RecordBatch(Records.joined(parts), origins)
-        if problem is not None:
-            raise problem
 
     def once_more(self) -> Iterator[RecordBatch]:
         """Yield the batches again, which are counted nowhere."""
@@ -292,26 +264,26 @@ class FastaSource:
         unparsed = b""
         num_records = 0
         if self.kernel is not None:
-            plain = PlainFasta(self.kernel, self._max_residues)
+            plain = PlainFasta(self.kernel, MAX_RESIDUES)
             for plain_records in plain.records(text):
                 num_records += len(plain_records)
                 yield plain_records
             unparsed = plain.unparsed
             if not unparsed:  # all of the file was plain
                 return
-        parsed = self._records_by_lines(TextStream(text, unparsed), path, num_records)
-        problem: Exception | None = None
-        while problem is None:
-            records: list[tuple[bytes, bytes]] = []
-            try:
-                records.extend(islice(parsed, _RECORDS_AT_ONCE))
-            except (DataError, OSError) as error:
-                problem = error  # raised after the records before it
-            if not records:
-                break
-            yield Records.of([header for header, _ in records], [sequence for _, sequence in records])
-        if problem is not None:
-            raise problem
+        pending: list[tuple[bytes, bytes]] = []
+        try:
+            for record in self._records_by_lines(TextStream(text, unparsed), path, num_records):
+                pending.append(record)
+                if len(pending) == _RECORDS_AT_ONCE:
+                    yield Records.of(pending)
+                    pending = []
+        except (DataError, OSError):
+            if pending:
+                yield Records.of(pending)  # before the error, since they may have faults to report, too
+            raise
+        if pending:
+            yield Records.of(pending)
 
     def _records_by_lines(self, text: io.RawIOBase, path: Path, number: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield header and sequence of each record after the first ``number``. Comments are counted.
@@ -322,7 +294,7 @@ class FastaSource:
         parts: list[str] = []
         num_residues = 0
         # One for '>' or one residue too many, one for the line feed. A piece of this length is part of a line too long.
-        longest = self._max_residues + 2
+        longest = MAX_RESIDUES + 2
         for raw in pieces_of_lines(io.BufferedReader(text, _BUFFER_BYTES), longest):
             # Windows editors put a byte-order mark before the first line.
             line = raw.removeprefix(BYTE_ORDER_MARK) if header is None else raw
@@ -344,10 +316,10 @@ class FastaSource:
                 parts.append(stripped)
                 num_residues += len(stripped)
             # Check while reading, so that a record far too long for a protein takes no memory.
-            if num_residues > self._max_residues or (len(raw) == longest and not raw.endswith("\n")):
+            if num_residues > MAX_RESIDUES or (len(raw) == longest and not raw.endswith("\n")):
                 raise DataError(
-                    f"{place_of_record(path, number)}: a record or header longer than {self._max_residues:,} "
-                    "characters; if this is intended, raise data.ingest.max_residues"
+                    f"{place_of_record(path, number)}: a record or header longer than {MAX_RESIDUES:,} "
+                    "characters; split it, or remove it"
                 )
         if header is not None:
             yield header.encode("ascii"), "".join(parts).encode("ascii")

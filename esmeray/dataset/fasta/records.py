@@ -53,12 +53,6 @@ class Lines:
     def joined(self) -> bytes:
         return self.text.replace(b"\n", b"")
 
-    def slice(self, start: int, end: int) -> "Lines":
-        """Return the texts from ``start`` to before ``end``."""
-        first, behind = _span(self.lengths, start, end)
-        # Lengths don't count the line feeds, one per text.
-        return Lines(self.text[first + start : behind + end], self.lengths[start:end])
-
 
 @dataclass(frozen=True)
 class Records:
@@ -82,8 +76,10 @@ class Records:
     all_stored: bool = False
 
     @classmethod
-    def of(cls, headers: list[bytes], sequences: list[bytes]) -> "Records":
-        """Build from header lines and sequences; split off the ids and compute the hashes."""
+    def of(cls, pairs: list[tuple[bytes, bytes]]) -> "Records":
+        """Build from pairs of a header line and a sequence; split off the ids and compute the hashes."""
+        headers = [header for header, _ in pairs]
+        sequences = [sequence for _, sequence in pairs]
         # Split as strings: str.split knows more ASCII white space than bytes.split.
         words = [header.decode("ascii").split(None, 1) for header in headers]
         ids = [word[0].encode("ascii") if word else b"" for word in words]
@@ -120,25 +116,14 @@ class Records:
         return pieces(self.residues, self.lengths)
 
     @property
+    def text_bytes(self) -> int:
+        """Bytes of all headers and sequences."""
+        return len(self.headers.text) + len(self.residues)
+
+    @property
     def longest(self) -> int:
         """Length of the longest sequence (residues) or of the longest header (characters), whichever is more."""
         return max(int(self.lengths.max(initial=0)), int(self.headers.lengths.max(initial=0)))
-
-    def slice(self, start: int, end: int) -> "Records":
-        """Return the records from ``start`` to before ``end``."""
-        # Most chunks are used whole and need no copy.
-        if start == 0 and end == len(self):
-            return self
-        first, behind = _span(self.lengths, start, end)
-        return Records(
-            headers=self.headers.slice(start, end),
-            ids=self.ids.slice(start, end),
-            residues=self.residues[first:behind],
-            lengths=self.lengths[start:end],
-            id_hashes=self.id_hashes[start:end],
-            hashes=self.hashes[start:end],
-            all_stored=self.all_stored,
-        )
 
 
 def pieces(text: bytes, lengths: np.ndarray) -> list[bytes]:
@@ -183,11 +168,6 @@ def keys_of(sequences: Iterable[Any]) -> NDArray[np.uint64]:
     return np.fromiter(halves, np.dtype((np.uint64, 2)))
 
 
-def _span(lengths: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    first = int(lengths[:start].sum(dtype=np.int64))
-    return first, first + int(lengths[start:end].sum(dtype=np.int64))
-
-
 def _joined_lines(parts: list[Lines]) -> Lines:
     return Lines(b"".join(lines.text for lines in parts), np.concatenate([lines.lengths for lines in parts]))
 
@@ -218,31 +198,12 @@ class _Columns:
         )
 
 
-class Kernel:
-    """The parser of ``kernel.cpp``, which releases the GIL.
-
-    XXH3-64 is the xxhash package's own function, so that only one implementation computes the hashes in stores.
-    """
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        # Without declared types ctypes passes and returns C ints, which would cut addresses to half their bits.
-        self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
-        library.parse_plain_fasta.restype = ctypes.c_int64
-
-    def parse(self, text: np.ndarray, columns: _Columns) -> Records | None:
-        """Parse a text that starts with '>' and ends with a line feed. Return None if it is not plain."""
-        count = self._library.parse_plain_fasta(text.ctypes, ctypes.c_int64(len(text)), self._hash, *columns.addresses)
-        return None if count < 0 else columns.records(count)
-
-
-def load_kernel() -> Kernel | None:
-    """Load the kernel, and compile it if necessary. Return None if it can't be compiled or loaded."""
+def load_kernel() -> ctypes.CDLL | None:
+    """Load the parser of ``kernel.cpp``, and compile it if necessary. Return None if it can't be compiled."""
     library = compiled_code.load(Path(__file__).with_name("kernel.cpp"), FIRST=FIRST, LAST=LAST, LEFT_OUT=LEFT_OUT)
-    try:
-        return None if library is None else Kernel(library)
-    except (AttributeError, OSError):  # xxhash was built without exporting its function
-        return None
+    if library is not None:
+        library.parse_plain_fasta.restype = ctypes.c_int64  # ctypes would return a C int
+    return library
 
 
 class PlainFasta:
@@ -253,8 +214,11 @@ class PlainFasta:
     more than ``max_residues``.
     """
 
-    def __init__(self, kernel: Kernel, max_residues: int) -> None:
+    def __init__(self, kernel: ctypes.CDLL, max_residues: int) -> None:
+        """``kernel``: the parser that :func:`load_kernel` returns. It releases the GIL."""
         self._kernel = kernel
+        # XXH3-64 is the xxhash package's own function, so that only one implementation computes the hashes in stores.
+        self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
         self._max_residues = max_residues
         self._size = 0
         self._buffer = bytearray()
@@ -304,9 +268,15 @@ class PlainFasta:
 
     def _take(self, end: int) -> Records | None:
         """Return the complete records before ``end`` and move the rest to the front; None, unmoved, if not plain."""
-        records = self._kernel.parse(self._text[:end], self._columns) if end and self._text[0] == _HEADER else None
+        if not end or self._text[0] != _HEADER:
+            return None
+        columns = self._columns
+        count = self._kernel.parse_plain_fasta(self._text.ctypes, ctypes.c_int64(end), self._hash, *columns.addresses)
+        if count < 0:
+            return None
+        records = columns.records(count)
         # The parser by lines reports a record that is too long, with its location, after the records before it.
-        if records is None or records.longest > self._max_residues:
+        if records.longest > self._max_residues:
             return None
         rest = self._size - end
         self._buffer[:rest] = self._buffer[end : self._size]

@@ -208,7 +208,7 @@ def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "content": tokenizer.content,
         "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
-        "ingest": data.ingest.repairs(),
+        "ingest": data.ingest.model_dump(),
     }
     # If files or columns define the held-out part, validation_share has no effect.
     if data.labels.split in ("hash", "stratified"):

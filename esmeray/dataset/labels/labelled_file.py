@@ -128,7 +128,7 @@ def read_labelled(
     # Read in full first, because sequences look up their labels by id, in an order of their own.
     residue_labels = None
     if labels.labels_file is not None:
-        residue_labels = ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
+        residue_labels = ResidueLabels(labels.labels_file, labels, counts)
     # Held-out files come last in the same source, because ids must be unique across all files.
     source = LabelledSource(
         paths + held_out,
@@ -137,7 +137,6 @@ def read_labelled(
         with_labels=True,
         sample=embedded,
         residue_labels=residue_labels,
-        max_residues=ingest.max_residues,
     )
     ingesting = Ingest(ingest, source.places, content=tokenizer.content, counts=counts)
     reader = _Reader(source, len(paths), ingesting, labels, counts)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.locate import place_of_record
-from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource, RecordBatch
+from esmeray.dataset.fasta.reader import FastaSource, RecordBatch
 from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of
 from esmeray.dataset.labels.samples import located_records, message_records
 from esmeray.dataset.labels.values import split_part, text_of
@@ -86,13 +86,12 @@ class ResidueLabel:
 class ResidueLabels:
     """Per-residue labels from ``labels_file`` and ``mask_file``; ``files`` describes the files as they were read."""
 
-    def __init__(self, labels_file: str, settings: LabelsSection, max_residues: int, counts: IngestCounts) -> None:
+    def __init__(self, labels_file: str, settings: LabelsSection, counts: IngestCounts) -> None:
         """Read the files. Comments are counted in ``counts``.
 
         Raises DataError for repeated ids, masks of another length, and headers without a part.
         """
         self.files: list[SourceFile] = []
-        self._max_residues = max_residues
         self._counts = counts
         self._refuses_left = settings.missing_labels == "error"
         self._entries = self._read(labels_file)
@@ -120,7 +119,7 @@ class ResidueLabels:
         return len(left)
 
     def _read(self, source: str) -> dict[str, ResidueLabel]:
-        files = FastaSource([source], self._max_residues, self._counts)
+        files = FastaSource([source], self._counts)
         entries: dict[str, ResidueLabel] = {}
         for batch in files.batches():
             pairs = zip(batch.records.headers.split(), batch.records.sequences, strict=True)
@@ -183,7 +182,6 @@ class LabelledSource:
         with_labels: bool,
         sample: SampleSection | None = None,
         residue_labels: ResidueLabels | None = None,
-        max_residues: int = MAX_RESIDUES,
     ) -> None:
         self.paths = paths
         self.bytes_total = sum(path.stat().st_size for path in paths)
@@ -193,7 +191,6 @@ class LabelledSource:
         self._rows_before = 0  # numbers of rows without an id continue from file to file
         self._settings, self._content, self._with_labels = settings, content, with_labels
         self._sample, self._residue_labels = sample, residue_labels
-        self._max_residues = max_residues
 
     @property
     def bytes_read(self) -> int:
@@ -209,9 +206,9 @@ class LabelledSource:
         if self._sample is not None:
             sample = self._sample
             records = (
-                located_records(sample.records, sample.families, sample.seed)
+                located_records(sample.records, sample.families)
                 if self._content == "protein"
-                else message_records(sample.records, sample.seed)
+                else message_records(sample.records)
             )
             parts = self._fasta_parts(sample_batches(records), _SAMPLE_PATTERN)
             yield from ((-1, labelled_part) for labelled_part in parts)
@@ -221,7 +218,7 @@ class LabelledSource:
                 parts = self._table_parts(path, table)
             else:
                 self._refuse_columns(path)
-                self._opened = fasta = FastaSource([str(path)], self._max_residues, self._counts)
+                self._opened = fasta = FastaSource([str(path)], self._counts)
                 parts = self._fasta_parts(fasta.batches())
             yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
@@ -245,7 +242,6 @@ class LabelledSource:
             self._content,
             with_labels=False,
             sample=self._sample,
-            max_residues=self._max_residues,
         )
         for _, labelled_part in again:
             for index, encoded in enumerate(labelled_part.batch.records.ids.split()):

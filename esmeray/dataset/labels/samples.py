@@ -28,7 +28,7 @@ _SEGMENT = 20
 """Length of a segment that spans a membrane, in residues."""
 
 
-def located_records(records: int, families: int, seed: int) -> Iterator[tuple[str, str]]:
+def located_records(records: int, families: int, seed: int = 0) -> Iterator[tuple[str, str]]:
     """Yield ids like ``nucleus_00034`` and sequences; the same seed gives the same records."""
     random = np.random.Generator(np.random.PCG64([seed, 0, 1]))
     for number, (_, sequence) in enumerate(sample_records(records, families, seed)):
@@ -119,7 +119,7 @@ _WORDS["request"] = [request for requests in _REQUESTS.values() for request in r
 _BLANK = re.compile(r"\{(\w+)\}")
 
 
-def message_records(records: int, seed: int) -> Iterator[tuple[str, str]]:
+def message_records(records: int, seed: int = 0) -> Iterator[tuple[str, str]]:
     """Yield ids like ``track_order_00034`` and messages in lower case; the same seed gives the same records."""
     random = np.random.Generator(np.random.PCG64([seed, 0, 2]))
     intents = tuple(_REQUESTS)

@@ -61,17 +61,16 @@ def convert(
     full or not writable.
     """
     target = absolute(target)
-    refuse_existing(target, "store", overwrite, not_a_store)
     # Before the lock, which creates the parent folder and may wait for another process.
-    source = FastaSource(sources, ingest.max_residues)
+    source = FastaSource(sources)
     with exclusive(target):
-        refuse_existing(target, "store", overwrite, not_a_store)  # another process may have created it meanwhile
+        refuse_existing(target, "store", overwrite, not_a_store)
         return _convert_locked(source, target, ingest, progress)
 
 
 def check(sources: list[str], policies: IngestSection, *, progress: ProgressCallback = no_progress) -> CheckedData:
     """Read FASTA files as :func:`convert` does, without writing. Also raises DataError if no record is left."""
-    source = FastaSource(sources, policies.max_residues)
+    source = FastaSource(sources)
     ingest = Ingest(policies, partial(places_of_ids, source.paths), ids_at_end=True)
     records = residues = 0
     for block in _blocks(source, ingest, progress):
@@ -101,15 +100,14 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
         if target.exists():
             made_with = Store(target, verify="full").manifest
             check_source(target, made_with.source, data, find_files)
-            # Only the repairs are compared: other policies, such as max_residues, refuse records and change none.
-            if made_with.ingest.repairs() != data.ingest.repairs():
+            if made_with.ingest != data.ingest:
                 raise DataError(
                     f"{target}: built with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
                 )
         elif data.source == [SAMPLE]:
             _make_sample(data, target)
         else:
-            _convert_locked(FastaSource(data.source, data.ingest.max_residues), target, data.ingest, progress)
+            _convert_locked(FastaSource(data.source), target, data.ingest, progress)
     return target
 
 
@@ -166,7 +164,7 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> 
 
 def _make_sample(data: DataSection, target: Path) -> StoreManifest:
     ingest = Ingest(data.ingest)
-    records = sample_records(data.sample.records, data.sample.families, data.sample.seed)
+    records = sample_records(data.sample.records, data.sample.families)
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
         for block in filter(None, map(ingest.clean, sample_batches(records))):
             writer.add(block)
@@ -176,8 +174,8 @@ def _make_sample(data: DataSection, target: Path) -> StoreManifest:
 def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:
     """Yield the records of an embedded sample in batches, as a FASTA reader would."""
     while batch := list(islice(records, _SAMPLE_BATCH_RECORDS)):
-        ids, sequences = ([text.encode("ascii") for text in texts] for texts in zip(*batch, strict=True))
-        yield RecordBatch(Records.of(ids, sequences))
+        pairs = [(record_id.encode("ascii"), sequence.encode("ascii")) for record_id, sequence in batch]
+        yield RecordBatch(Records.of(pairs))
 
 
 def sample_source(sample: SampleSection) -> SampleSource:
@@ -226,7 +224,7 @@ def source_store(data: DataSection, manifest_file: str = MANIFEST_FILE, kind: st
 
 
 def _store_name(data: DataSection) -> str:
-    described = [FORMAT_VERSION, data.ingest.repairs()]
+    described = [FORMAT_VERSION, data.ingest.model_dump()]
     if data.source == [SAMPLE]:
         return name_of_content(SAMPLE, [*described, sample_source(data.sample).model_dump()])
     paths = find_files(data.source)
@@ -282,7 +280,6 @@ def same_files(recorded: list[SourceFile], paths: list[Path]) -> bool:
 
 def _described(source: list[SourceFile] | SampleSource) -> str:
     if isinstance(source, SampleSource):
-        families = counted(source.families, "famil{ies}")
-        return f"the sample ({counted(source.records, 'record{s}')}, {families}, seed {source.seed})"
+        return f"the sample ({counted(source.records, 'record{s}')})"
     more = f" and {counted(len(source) - 1, 'more file{s}')}" if len(source) > 1 else ""
     return f"{source[0].path}{more}"

@@ -265,7 +265,13 @@ class Ingest:
         for position in np.flatnonzero(~fresh_N).tolist():
             match self._policies.duplicate_ids:
                 case "error":
-                    self._refuse_duplicate(batch, kept[position], ids[position])
+                    self.faults.add(
+                        "duplicate id{s}",
+                        batch,
+                        kept[position],
+                        "make ids unique, or give --data.ingest.duplicate_ids first (or rename)",
+                        repeats=ids[position].decode("utf-8"),
+                    )
                     fresh_N[position] = True  # keep it, so that its other faults are reported in the same run
                 case "first":
                     self.counts.records_skipped_duplicate_id += 1
@@ -273,15 +279,6 @@ class Ingest:
                     ids[position] = self._renamed(ids[position])
                     self.counts.ids_renamed += 1
                     fresh_N[position] = True
-
-    def _refuse_duplicate(self, batch: RecordBatch, index: int, record_id: bytes) -> None:
-        self.faults.add(
-            "duplicate id{s}",
-            batch,
-            index,
-            "make ids unique, or give --data.ingest.duplicate_ids first (or rename)",
-            repeats=record_id.decode("utf-8"),
-        )
 
     def _renamed(self, record_id: bytes) -> bytes:
         # Continue from the last number: otherwise each of thousands of equal ids would try all numbers before its own.

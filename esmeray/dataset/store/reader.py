@@ -16,7 +16,6 @@ import os
 import shutil
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -117,11 +116,6 @@ class Store:
         start, end = block.id_offsets[row : row + 2]
         return bytes(block.ids[start:end]).decode("utf-8")
 
-    def residue_blocks(self) -> Iterator[np.ndarray]:
-        """Yield the residues of all records, concatenated, as one uint8 view (ASCII) per block of the store."""
-        for number in range(self.manifest.num_blocks):
-            yield np.frombuffer(self._file.block(number).residues, dtype=np.uint8)
-
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_opened": None}
 
@@ -207,7 +201,7 @@ class _OpenFile:
         return block
 
     def _read_block(self, number: int) -> _Block:
-        num_records, payload = self._value(layout.key_bytes(number), layout.Kind.BLOCK, f"block {number}")
+        num_records, payload = self._value(layout.key_bytes(number), f"block {number}")
         offsets_bytes = 4 * (num_records + 1)
         residue_offsets = payload[:offsets_bytes].cast("I")
         id_offsets = payload[offsets_bytes : 2 * offsets_bytes].cast("I")
@@ -216,19 +210,18 @@ class _OpenFile:
         return _Block(residue_offsets, id_offsets, text[:num_residues], text[num_residues:])
 
     def _array(self, kind: layout.Kind, dtype: str) -> np.ndarray:
-        _, payload = self._value(kind.key, kind, f"the array {kind.name.lower()}")
+        _, payload = self._value(kind.key, f"the array {kind.name.lower()}")
         # LMDB aligns values that fill pages of their own, but maybe not small values inside a page; these are copied.
         aligned = np.require(np.frombuffer(payload, dtype=dtype), requirements="A")
         aligned.flags.writeable = False
         return aligned
 
-    def _value(self, key: bytes, kind: layout.Kind, name: str) -> tuple[int, memoryview]:
+    def _value(self, key: bytes, name: str) -> tuple[int, memoryview]:
         with self._reading:
             value = self._transaction.get(key)
-        if value is None:
-            raise self._damaged(f"{name} is missing")
+        assert value is not None  # the checksum of the index has shown that it is there
         try:
-            return layout.unframe(value, kind)
+            return layout.unframe(value)
         except ValueError as error:
             raise self._damaged(f"{name}: {error}") from error
 

@@ -58,7 +58,7 @@ _INDELS_PER_RESIDUE = 0.006
 _MEAN_INDEL_LENGTH = 3.0
 
 
-def sample_records(records: int, families: int, seed: int) -> Iterator[tuple[str, str]]:
+def sample_records(records: int, families: int, seed: int = 0) -> Iterator[tuple[str, str]]:
     """Yield ids like ``family012_0034`` and sequences, family by family; families have equal sizes, give or take 1."""
     width = max(3, len(str(families - 1)))
     for family in range(families):

@@ -1,13 +1,12 @@
-"""Write clean blocks to ``data.mdb``, in transactions of bounded size and a map that grows as it fills.
+"""Write clean blocks to ``data.mdb``, a transaction each, in a map that grows as it fills.
 
 In: :class:`~esmeray.dataset.store.ingest.CleanBlock` in order. Out: the files of a store
 (:mod:`esmeray.dataset.store.format`) in a folder that the caller creates and renames. The manifest is written last.
 
-A background thread checksums and writes one transaction while the next one is collected; zlib, LMDB and the system
+A background thread checksums and writes one block while the next one is parsed; the CRC-32, LMDB and the system
 release the GIL. Its errors are raised by the next call that writes.
 """
 
-import ctypes
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -25,8 +24,8 @@ from esmeray.common.errors import DataError
 from esmeray.common.publishing import disk_full, file_xxh128
 from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
-from esmeray.dataset.fasta.reader import BATCH_RECORDS, BATCH_RESIDUES
-from esmeray.dataset.fasta.records import Lines, lengths_of
+from esmeray.dataset.fasta.reader import BATCH_BYTES
+from esmeray.dataset.fasta.records import Lines, lengths_of, stretches
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store import format as layout
 from esmeray.dataset.store.ingest import CleanBlock
@@ -34,13 +33,8 @@ from esmeray.dataset.store.ingest import CleanBlock
 MAP_BYTES = 1 << 30
 """Initial size of LMDB's map; doubled when it is full. It is address space, not disk."""
 
-TRANSACTION_BYTES = 1 << 20
-"""Bytes per transaction. Larger transactions leave the CPU cache and take a quarter longer."""
-
-
 REOPEN_BYTES = 16 << 20
 """Bytes written through one mapping before the file is reopened. This bounds the memory of a conversion."""
-_SYNC_FILE_RANGE_WRITE = 2  # from Linux's fcntl.h; Python's os has no such call
 
 
 class StoreWriter:
@@ -54,8 +48,6 @@ class StoreWriter:
         self._environment = self._open(MAP_BYTES)
         self._mapped_bytes = 0
         self._thread: BackgroundThread[None] = BackgroundThread()
-        self._pending: list[tuple[bytes, Callable[[], bytes]]] = []  # keys, and functions that frame their values
-        self._pending_bytes = 0
         self._num_records = 0
         self._starts: list[int] = []
         self._lengths: list[np.ndarray] = []
@@ -141,30 +133,21 @@ class StoreWriter:
                 "than LMDB's limit of 4 GiB per value; split the source"
             )
         self._put(kind.key, partial(layout.frame, kind, 0, len(array), [_bytes(array)]), array.nbytes)
-        self._commit()  # a transaction of its own, because only these values grow with the store
         self._thread.wait()
 
     def _put(self, key: bytes, framed: Callable[[], bytes], num_bytes: int) -> None:
-        self._pending.append((key, framed))
-        self._pending_bytes += num_bytes
-        if self._pending_bytes >= TRANSACTION_BYTES:
-            self._commit()
+        """Start writing a value, which ``framed`` returns, after the previous one was written."""
+        self._thread.begin(partial(self._write, key, framed, num_bytes))
 
-    def _commit(self) -> None:
-        """Start writing the pending values as one transaction, after the previous one has finished."""
-        self._thread.begin(partial(self._write, self._pending, self._pending_bytes))
-        self._pending, self._pending_bytes = [], 0
-
-    def _write(self, values: list[tuple[bytes, Callable[[], bytes]]], num_bytes: int) -> None:
-        """Write one transaction; double the map and retry as long as it is full."""
+    def _write(self, key: bytes, framed: Callable[[], bytes], num_bytes: int) -> None:
+        """Write one value in a transaction; double the map and retry as long as it is full."""
+        value = framed()
         while True:
             try:
                 with self._disk(), self._environment.begin(write=True) as transaction:
-                    for key, framed in values:
-                        transaction.put(key, framed(), append=True)  # ascending keys, so no page needs splitting
+                    transaction.put(key, value, append=True)  # ascending keys, so no page needs splitting
                 break
             except lmdb.MapFullError:
-                # The whole transaction was rolled back.
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
         self._mapped_bytes += num_bytes
         if self._mapped_bytes >= REOPEN_BYTES:
@@ -186,7 +169,6 @@ class StoreWriter:
         """Reopen the file: the pages around each leaf that was touched count as this process's memory until then."""
         map_size = self._environment.info()["map_size"]  # which may have grown
         self._environment.close()
-        _start_writing_back(self._folder / layout.DATA_FILE)
         self._environment = self._open(map_size)
         self._mapped_bytes = 0
 
@@ -214,26 +196,13 @@ def write_sequences(
 ) -> str:
     """Write clean records as the store within ``folder``, which will be renamed ``target``. Return its checksum."""
     (folder / layout.SEQUENCES_FOLDER).mkdir()
-    start = num_bytes = 0
     with closing(StoreWriter(folder / layout.SEQUENCES_FOLDER, target / layout.SEQUENCES_FOLDER, alphabet)) as writer:
-        for end, text in enumerate(texts, start=1):
-            num_bytes += len(text)
-            # Blocks of the same size as from FASTA files, so that reading is as fast.
-            if num_bytes >= BATCH_RESIDUES or end - start == BATCH_RECORDS or end == len(texts):
-                block_texts = texts[start:end]
-                lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
-                writer.add(CleanBlock(lines, b"".join(block_texts), lengths_of(block_texts), hashes_N[start:end]))
-                start, num_bytes = end, 0
+        # Blocks of the same size as from FASTA files, so that reading is as fast.
+        for start, end in stretches(lengths_of(texts), BATCH_BYTES):
+            block_texts = texts[start:end]
+            lines = Lines.of([record_id.encode("utf-8") for record_id in ids[start:end]])
+            writer.add(CleanBlock(lines, b"".join(block_texts), lengths_of(block_texts), hashes_N[start:end]))
         return writer.finish(source, ingest, counts).checksum
-
-
-def _start_writing_back(path: Path) -> None:
-    """Start writing a file's pages to disk, if the system supports it, so that the last sync is shorter."""
-    sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux's, since 2.6.17
-    if sync_file_range is not None:
-        with path.open("r+b", buffering=0) as file:
-            # From offset 0; length 0 means all of the file. It is a hint, so errors are ignored.
-            sync_file_range(file.fileno(), ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -251,6 +220,5 @@ def _offsets(lengths: np.ndarray) -> memoryview:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    # Stores are little-endian, since they travel between machines. On nearly all machines this changes nothing.
-    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return np.ascontiguousarray(little_endian).data.cast("B")
+    # Stores are little-endian, like every machine that torch supports.
+    return np.ascontiguousarray(array).data.cast("B")

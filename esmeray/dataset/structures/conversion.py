@@ -147,7 +147,7 @@ def _is_fasta(sources: list[str]) -> bool:
 def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout.StructureManifest:
     counts, files = layout.StructureCounts(), _files(data)
     if data.source == [stores.SAMPLE]:
-        structures = list(sample_structures(data.sample.records, data.sample.seed))
+        structures = list(sample_structures(data.sample.records))
         counts.chains = len(structures)
     elif _is_store(data.source) or _is_fasta(data.source):
         ids, residues = read_proteins(data.source, data.ingest)
@@ -258,10 +258,11 @@ def _settings(data: DataSection) -> dict[str, Any]:
     if not section.validation_source:
         settings["validation_share"] = data.validation_share
     if _is_fasta(data.source):
-        settings["ingest"] = data.ingest.repairs()
+        settings["ingest"] = data.ingest.model_dump()
     # Files are identified by checksums, the sample by its settings.
     if data.source == [stores.SAMPLE]:
-        settings["sample"] = [data.sample.records, data.sample.seed, GENERATOR_VERSION]
+        seed = 0  # a setting in earlier versions
+        settings["sample"] = [data.sample.records, seed, GENERATOR_VERSION]
     return settings
 
 

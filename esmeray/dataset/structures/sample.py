@@ -47,7 +47,7 @@ _FAVOURED_SHARES = (0.5, 0.17, 0.1, 0.06, 0.05, 0.04)
 """Probabilities of a state's favoured residues, in their order. The rest is distributed as in nature."""
 
 
-def sample_structures(records: int, seed: int) -> Iterator[Structure]:
+def sample_structures(records: int, seed: int = 0) -> Iterator[Structure]:
     for number in range(records):
         yield _fold(number, seed)
 

@@ -234,7 +234,6 @@ class TextStream:
             tokenizer.content,
             with_labels=False,
             sample=SampleSection() if is_sample else None,
-            max_residues=ingest.max_residues,
         )
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
         self._ingest.counts.files_ignored = files_ignored(sources, is_labelled_name)

@@ -43,7 +43,7 @@ class AlertSink:
             self._check_loss(record)
         elif record["kind"] == "sample":
             host = {name.removeprefix("host/"): value for name, value in record["metrics"].items()}
-            remedy = "lower data.num_workers or data.prefetch, or stop other processes on the machine"
+            remedy = "lower data.num_workers, or stop other processes on the machine"
             self._check_memory(f"host {record['host']}", host, remedy, record)
             for index, values in self._gpus(record).items():
                 self._check_gpu(f"GPU {index} on {record['host']}", values, record)

@@ -42,7 +42,7 @@ class StructureSource(BatchSource):
     def token_lengths(self, records_N: Indices) -> NDArray[np.int64]:
         return cropped_lengths(self._store.store.lengths[records_N], self._max_length) + SPECIAL_TOKENS_PER_SEQUENCE
 
-    def batch(self, epoch: int, records_N: Indices) -> SourceBatch:
+    def batch(self, epoch: int, records_N: Indices, step: int | None = None) -> SourceBatch:
         whole_N = self._store.store.lengths[records_N]
         lengths_N = cropped_lengths(whole_N, self._max_length)
         starts_N = np.zeros_like(lengths_N)

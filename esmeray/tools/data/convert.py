@@ -11,7 +11,6 @@ Examples:
 --data.ingest.duplicate_ids first --data.ingest.bad_characters to_x
 """
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -58,12 +57,9 @@ def main(
         return
     if target is None:
         raise ConfigError(f"missing: --convert.store; {example_of(__doc__, 'data convert')}")
-    start_s = time.perf_counter()
     with conversion_bar("converting") as progress:
         manifest = conversion.convert(sources, Path(target), ingest, progress=progress, overwrite=overwrite)
-    elapsed_s = time.perf_counter() - start_s
-    rate = manifest.counts.records_read / max(elapsed_s, 1e-9)
-    size = f"{manifest.data_bytes / 1e6:,.1f} MB, in {elapsed_s:.1f} s ({rate:,.0f} records/s)"
+    size = f"{manifest.data_bytes / 1e6:,.1f} MB"
     _print_summary(f"{target}: {_holds(manifest.num_records, manifest.num_residues)}, {size}", manifest.counts)
     say(next_command("train", "--config", "masked_lm", "--data.source", target))
 

@@ -12,7 +12,6 @@ Examples:
 --data.structures.validation_source valid/
 """
 
-import time
 from pathlib import Path
 
 from pydantic import Field
@@ -48,13 +47,12 @@ class StructureStoreSection(Section):
 @command("data structures", __doc__)
 def main(structures: StructureStoreSection, data: StructureFilesSection, overwrite: Overwrite = False) -> None:
     target = Path(structures.store)
-    start_s = time.perf_counter()
     # The settings that training would use; the source is passed separately.
     read = DataSection(**{name: getattr(data, name) for name in ("structures", "validation_share", "predictions")})
     with conversion_bar("converting") as progress:
         made = convert_structures(data.source, target, read, progress=progress, overwrite=overwrite)
     store = StructureStore(target)
     size = f"{counted(len(store), 'record{s}')}, {counted(int(store.store.lengths.sum()), 'residue{s}')}"
-    held_out = f"{store.validation.size:,} held out, in {time.perf_counter() - start_s:.1f} s"
+    held_out = f"{store.validation.size:,} held out"
     print("\n".join([f"{target}: {size}, {held_out}", *(f"  {line}" for line in made.counts.lines())]))
     say(next_command("train", "--config", "structdiff", "--data.source", target))

@@ -124,8 +124,6 @@ class CheckpointWriter:
             target=self._write_all, args=(shards, manifest), name="checkpoint-writer", daemon=True
         )
         self._thread.start()
-        if not self._section.asynchronous:
-            self.wait()
 
     def wait(self) -> None:
         """Wait until nothing is being written. Raises ResourceError if a checkpoint could not be written."""
@@ -178,7 +176,7 @@ class CheckpointWriter:
         partial.rename(folder.path)
         sync(folder.path.parent)  # the name must survive a power failure before older checkpoints are removed
         self._store.write_latest(folder)
-        self._store.prune(self._section.keep_last, self._section.keep_best, self._keep_step)
+        self._store.prune(self._section.keep_last, self._keep_step)
         if self._on_complete is not None:
             self._on_complete(folder)
 

@@ -140,9 +140,8 @@ def after_step(
     # Save at the start of the decay: a longer run can branch off there.
     saves = is_last or step == worker.course.branch_step or step % worker.checkpoint.every_steps == 0
     # A checkpoint can only rank among the best if its loss is known.
-    evaluates = is_last or step % worker.training.evaluate_every_steps == 0
-    evaluates |= saves and worker.checkpoint.keep_best > 0
-    if evaluates or saves:
+    evaluates = saves or step % worker.training.evaluate_every_steps == 0
+    if evaluates:
         # Read whether the steps were finite: after too many that were not, nothing is saved.
         position = results.log_all(position)
     if position.nonfinite_in_a_row >= MAX_NONFINITE_STEPS:

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -34,7 +33,7 @@ from esmeray.tasks.masked_lm.section import MaskedLMSection
 from tests.dataset.stores import damage_record, make_store
 
 MASKED = MaskedLMSection()
-BATCH = BatchSection(tokens=512, global_tokens=2048, packing_window=64)
+BATCH = BatchSection(tokens=512, global_tokens=2048)
 MAX_LENGTH = 200
 
 
@@ -55,8 +54,8 @@ def training(
 ) -> TrainingSteps:
     settings = PreparationSettings(MAX_LENGTH, seed, random_crops=True, masking=masking)
     source = ResidueSource(Store(small_store), settings)
-    ahead = {"num_workers": num_workers, "prefetch": 2}
-    return TrainingSteps(source, indices, batch=batch, seed=seed, rank=rank, world_size=world_size, **ahead, **others)
+    position = {"rank": rank, "world_size": world_size, "num_workers": num_workers}
+    return TrainingSteps(source, indices, batch=batch, seed=seed, **position, **others)
 
 
 def validation(small_store, indices, masking=MASKED, **others) -> ValidationSteps:
@@ -119,17 +118,6 @@ def test_loader_processes_change_nothing(small_store, split, with_processes):
     assert [process.pid for process in with_processes.loader._processes] == before
 
 
-def test_queue_holds_what_was_asked_ahead_and_is_unknown_without_processes(small_store, split, with_processes):
-    steps = with_processes.epoch(0)
-    next(steps)
-    ahead = 2 * 2  # batches that two processes prepare ahead
-    deadline = time.monotonic() + 60
-    while with_processes.loader.queue_depth < ahead and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert with_processes.loader.queue_depth == ahead
-    assert training(small_store, split[0], 0).loader.queue_depth is None
-
-
 @pytest.mark.parametrize(("num_workers", "offsets"), [(0, (-3, -1, 0, 1)), (1, (-1,))])
 def test_resuming_from_a_position_equals_never_stopping(small_store, split, num_workers, offsets):
     whole = [step for epoch in (0, 1) for step in contents(training(small_store, split[0]).epoch(epoch))]
@@ -148,16 +136,6 @@ def test_resuming_from_a_position_equals_never_stopping(small_store, split, num_
             seen += contents(resumed.epoch(epoch, start))
             seen += contents(step for later in range(epoch + 1, 2) for step in resumed.epoch(later))
         assert seen == whole
-
-
-def test_a_replaced_iteration_raises_and_leaves_the_other_alone(small_store, split, with_processes):
-    replaced = with_processes.epoch(0)
-    next(replaced)
-    current = with_processes.epoch(1)
-    first = contents([next(current)])
-    with pytest.raises(RuntimeError, match="this iteration ended because another one"):
-        list(replaced)
-    assert first + contents(current) == contents(training(small_store, split[0]).epoch(1))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -278,12 +256,3 @@ def test_calls_of_a_batch_do_not_grow_with_its_sequences(pristine_store, masking
     assert make(500).num_sequences == 500
     few, many = count_calls(lambda: make(10)), count_calls(lambda: make(500))
     assert few == many < 150
-
-
-def test_a_batch_is_six_tensors_that_hold_no_memory_beside_their_own(small_store, split):
-    batch = next(training(small_store, split[0]).epoch(0)).batches[0]
-    tensors: list[torch.Tensor] = []
-    batch.map(tensors.append)
-    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    assert len(tensors) == len(storages) == 6
-    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == sum(tensor.nbytes for tensor in tensors)

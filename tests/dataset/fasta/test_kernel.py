@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
-from esmeray.dataset.fasta.records import Kernel, Records, load_kernel
+from esmeray.dataset.fasta.records import Records, load_kernel
 
 plain_header = st.text("ab |>#.:", max_size=8)
 plain_line = st.text("MKV*-x>J", min_size=1, max_size=12)
@@ -37,10 +37,10 @@ def fasta_text(draw: st.DrawFn) -> bytes:
     return text.removesuffix(draw(st.sampled_from(["", "\n"]))).encode()
 
 
-def read(path: Path, max_residues: int) -> list[tuple[bytes, bytes, int, int]] | str:
+def read(path: Path) -> list[tuple[bytes, bytes, int, int]] | str:
     """Records with the hashes of id and sequence, or the message of the refusal."""
     try:
-        batches = list(FastaSource([str(path)], max_residues).batches())
+        batches = list(FastaSource([str(path)]).batches())
     except DataError as error:
         return str(error)
     records = Records.joined([batch.records for batch in batches])
@@ -48,22 +48,16 @@ def read(path: Path, max_residues: int) -> list[tuple[bytes, bytes, int, int]] |
     return list(zip(records.headers.split(), records.sequences, *hashes, strict=True))
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Kernel:
-    return load_kernel() or pytest.skip("needs a C++ compiler")
-
-
+@pytest.mark.skipif(load_kernel() is None, reason="needs a C++ compiler")
 @settings(max_examples=80, deadline=None)
 @given(text=fasta_text(), chunk_bytes=st.integers(1, 40), longest=st.sampled_from([12, 24, MAX_RESIDUES]))
-def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(
-    tmp_path_factory, kernel, text, chunk_bytes, longest
-):
+def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(tmp_path_factory, text, chunk_bytes, longest):
     path = tmp_path_factory.mktemp("text") / "in.fasta"
     path.write_bytes(text)
-    with patch.object(fasta, "CHUNK_BYTES", chunk_bytes):
-        found = read(path, longest)
-    with patch.object(fasta, "load_kernel", lambda: None):
-        assert found == read(path, longest)
+    with patch.multiple(fasta, CHUNK_BYTES=chunk_bytes, MAX_RESIDUES=longest):
+        found = read(path)
+    with patch.multiple(fasta, load_kernel=lambda: None, MAX_RESIDUES=longest):
+        assert found == read(path)
     if not isinstance(found, str):
         # dnaio reads comments as residues.
         path.write_text("".join(line for line in text.decode().splitlines(True) if not line.lstrip().startswith(";")))

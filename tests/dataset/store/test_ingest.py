@@ -50,7 +50,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_policies_apply_within_and_across_batches_and_are_counted(tmp_path, monkeypatch, case):
     policies, given, kept, counts = CASES[case]
-    monkeypatch.setattr(fasta, "BATCH_RECORDS", 4)
+    monkeypatch.setattr(fasta, "BATCH_BYTES", 20)
+    monkeypatch.setattr(fasta, "CHUNK_BYTES", 8)
     source = write_fasta(tmp_path / "in.fasta", given)
     manifest = convert([str(source)], tmp_path / "store", IngestSection(**policies))
     assert contents(tmp_path / "store") == kept

@@ -19,7 +19,7 @@ from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store import reader
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.format import DATA_FILE, FORMAT_VERSION, HEADER_BYTES, MANIFEST_FILE, signed_json
-from esmeray.dataset.store.reader import Store, stage_once, stage_store
+from esmeray.dataset.store.reader import Store, stage_store
 from tests.damage import refuse_silence
 from tests.dataset.stores import contents, damage_record, make_store
 
@@ -69,16 +69,6 @@ def test_windows_are_parts_of_the_records(pristine_store, sample):
         assert bytes(window).decode() == sample[record][1][start : start + length]
     assert all(window.readonly for window in windows)
     assert store.windows(records[:0], starts[:0], lengths[:0]) == []
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_windows_of_a_tiny_store_are_its_records(tmp_path, number):
-    named = [(f"{'i' * index}{index}", "MKVLA"[: index + 1]) for index in range(number)]
-    store = Store(make_store(tmp_path, named))
-    everything = np.arange(number)
-    windows = store.windows(everything, np.zeros_like(everything), store.lengths.astype(np.int64))
-    assert [bytes(window).decode() for window in windows] == [sequence for _, sequence in named]
-    assert store.lengths.flags.aligned and store.sequence_hashes.flags.aligned
 
 
 @pytest.mark.parametrize("index", [-1, 3000, 10**12])
@@ -161,7 +151,7 @@ def test_the_checksum_is_of_the_content_alone(tmp_path, sample, pristine_store):
     assert Store(tmp_path / "same").checksum == Store(pristine_store).checksum != Store(other).checksum
 
 
-def test_a_staged_store_is_the_same_and_is_copied_once(store_path, tmp_path, monkeypatch):
+def test_a_staged_store_is_the_same_and_is_copied_once(store_path, tmp_path):
     staged = stage_store(store_path, tmp_path / "local")
     assert Store(staged, verify="full").checksum == Store(store_path).checksum
     written = (staged / DATA_FILE).stat().st_mtime_ns
@@ -171,9 +161,6 @@ def test_a_staged_store_is_the_same_and_is_copied_once(store_path, tmp_path, mon
     damage_record(staged, 9)
     again = Store(stage_store(store_path, tmp_path / "local"), verify="full")
     assert again.path == staged and again.checksum == Store(store_path).checksum, "a damaged copy is made again"
-    copy = stage_once(store_path, tmp_path / "local")
-    monkeypatch.setattr(reader, "exclusive", lambda _: pytest.fail("staged again"))
-    assert stage_once(store_path, tmp_path / "local") == copy
 
 
 def test_a_damaged_original_is_refused_and_not_staged(store_path, tmp_path):

@@ -1,7 +1,3 @@
-import fcntl
-import os
-import threading
-
 import pytest
 
 from esmeray.common.errors import CheckpointError, ConfigError, ResourceError
@@ -31,10 +27,15 @@ def test_run_that_must_or_must_not_exist_is_refused(begun, tmp_path):
         Resumption(missing).check()
 
 
-def test_another_number_of_workers_is_remarked(begun, tmp_path):
-    folder = CheckpointStore(begun.checkpoints).folder(4).path
+def write_checkpoint(run) -> None:
+    """A manifest of two workers at step 4, without shards."""
+    folder = CheckpointStore(run.checkpoints).folder(4).path
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
+
+
+def test_another_number_of_workers_is_remarked(begun, tmp_path):
+    write_checkpoint(begun)
     resumption = Resumption(tiny_config(tmp_path, ray={"num_workers": 3}))
     assert resumption.check() == []
     assert resumption.remark_on_workers(2) is None
@@ -53,9 +54,7 @@ def test_default_precision_of_a_resumed_run_is_the_checkpoints(begun, tmp_path):
     config = Config.model_validate(settings)
     fresh = Resumption(with_precision(Resumption(config).with_first_precision().config, "bf16"))
     assert fresh.check() == ["training.precision was 'fp32', is now 'bf16'"], "without a checkpoint nothing is resumed"
-    folder = CheckpointStore(begun.checkpoints).folder(4).path
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(a_manifest(4, world_size=2).sealed().model_dump_json())
+    write_checkpoint(begun)
     resumed = Resumption(with_precision(Resumption(config).with_first_precision().config, "bf16"))
     assert resumed.config.training.precision == "fp32" and resumed.check() == []
     with pytest.raises(ConfigError, match="precision was 'fp32', is now 'bf16'"):
@@ -73,16 +72,6 @@ def test_run_is_finished_until_more_steps_are_asked(begun, tmp_path):
 def test_same_run_is_not_trained_twice_at_once(begun):
     with held(begun.path), pytest.raises(ResourceError, match=r"in use by process"), held(begun.path):
         pytest.fail("locked twice")
-
-
-def test_moment_in_which_a_live_view_holds_the_lock_refuses_nobody(begun):
-    with held(begun.path):
-        pass
-    with begun.lock.open() as view:
-        fcntl.flock(view, fcntl.LOCK_SH)
-        threading.Timer(0.1, lambda: fcntl.flock(view, fcntl.LOCK_UN)).start()
-        with held(begun.path):
-            assert begun.lock.read_text().split()[0] == str(os.getpid())
 
 
 def test_full_disk_at_the_lock_is_one_line_and_leaves_no_folder(tmp_path, full_disk):

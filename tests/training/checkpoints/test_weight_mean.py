@@ -17,7 +17,7 @@ from tests.training.runs import finish
 
 def test_exported_mean_is_that_of_the_weights_of_all_steps(process_group, tmp_path: Path):
     training = {"max_steps": 6, "evaluate_every_steps": 100, "optimizer": "muon", "weight_mean": 0.3}
-    checkpoint = {"every_steps": 1, "keep_last": 6, "keep_best": 0}
+    checkpoint = {"every_steps": 1, "keep_last": 6}
     config = tiny_config(tmp_path, training=training, checkpoint=checkpoint, model={"task": "masked_lm"})
     run = run_folder(config)
     finish(config)

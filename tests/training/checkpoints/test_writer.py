@@ -8,20 +8,22 @@ from esmeray.training.section import CheckpointSection
 from tests.runs import a_manifest
 
 
-def writer(store: CheckpointStore, rank: int = 0, world_size: int = 1, **options) -> CheckpointWriter:
-    section = CheckpointSection(**{"keep_last": 2, "keep_best": 1, "asynchronous": False} | options)
-    return CheckpointWriter(store, rank, range(world_size), section)
+def begun(store: CheckpointStore, step: int = 1, rank: int = 0, world_size: int = 1, **options) -> CheckpointWriter:
+    """A writer that writes a checkpoint in the background."""
+    shards = options.pop("shards", [(f"{rank}.pt", torch.ones(1))])
+    writer = CheckpointWriter(store, rank, range(world_size), CheckpointSection())
+    writer.write(shards, a_manifest(step, world_size, **options))
+    return writer
 
 
 def test_checkpoint_exists_only_when_every_rank_has_written(tmp_path):
     store = CheckpointStore(tmp_path)
-    first = writer(store, rank=0, world_size=2, asynchronous=True)
-    first.write([("a.pt", torch.ones(1))], a_manifest(1, world_size=2))
+    first = begun(store, rank=0, world_size=2)
     assert store.complete() == []
-    writer(store, rank=1, world_size=2).write([("b.pt", torch.ones(1))], a_manifest(1, world_size=2))
+    begun(store, rank=1, world_size=2).wait()
     first.wait()
     (folder,) = store.complete()
-    assert {entry.name for entries in folder.verify().files.values() for entry in entries} == {"a.pt", "b.pt"}
+    assert {entry.name for entries in folder.verify().files.values() for entry in entries} == {"0.pt", "1.pt"}
 
 
 def test_state_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
@@ -29,17 +31,15 @@ def test_state_that_changes_while_it_is_written_is_saved_as_it_was(tmp_path):
     weights = torch.zeros(1_000_000)
     copy = copy_to_host({"weights": weights[:10]})
     weights.fill_(1.0)
-    writing = writer(store, asynchronous=True)
-    writing.write([("a.pt", copy)], a_manifest(1))
-    writing.wait()
-    assert not load_tensors(store.complete()[0].path / "a.pt")["weights"].any()
-    assert (store.complete()[0].path / "a.pt").stat().st_size < 10_000, "a view does not drag its storage along"
+    begun(store, shards=[("0.pt", copy)]).wait()
+    assert not load_tensors(store.complete()[0].path / "0.pt")["weights"].any()
+    assert (store.complete()[0].path / "0.pt").stat().st_size < 10_000, "a view does not drag its storage along"
 
 
 def test_last_and_best_are_kept(tmp_path):
     store = CheckpointStore(tmp_path)
     for step, loss in [(1, 0.5), (2, 0.1), (3, 0.4), (4, None), (5, 0.3)]:
-        writer(store).write([("a.pt", torch.ones(1))], a_manifest(step, cost=loss))
+        begun(store, step, cost=loss).wait()
     assert [folder.step for folder in store.complete()] == [5, 4, 2]
 
 
@@ -47,23 +47,21 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
     blocked = tmp_path / "file"
     blocked.write_text("")
     store = CheckpointStore(blocked / "checkpoints")
-    failing = writer(store, asynchronous=True)
-    failing.write([("a.pt", torch.ones(1))], a_manifest(1))
     with pytest.raises(ResourceError, match="could not be written"):
-        failing.wait()
+        begun(store).wait()
     assert store.complete() == []
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "a.pt").write_bytes((folder / "a.pt").read_bytes()[:-1]), "size or SHA-256"),
-        (lambda folder: (folder / "a.pt").write_bytes(bytes((folder / "a.pt").stat().st_size)), "size or SHA-256"),
-        (lambda folder: (folder / "a.pt").unlink(), "missing"),
+        (lambda folder: (folder / "0.pt").write_bytes((folder / "0.pt").read_bytes()[:-1]), "size or SHA-256"),
+        (lambda folder: (folder / "0.pt").write_bytes(bytes((folder / "0.pt").stat().st_size)), "size or SHA-256"),
+        (lambda folder: (folder / "0.pt").unlink(), "missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest"),
         (lambda folder: replace_in(folder / "manifest.json", '"seed": 0', '"seed": 1'), "checksum mismatch"),
         (
-            lambda folder: replace_in(folder / "manifest.json", '"a.pt"', '"../a.pt"'),
+            lambda folder: replace_in(folder / "manifest.json", '"0.pt"', '"../0.pt"'),
             "not the name of a file in its folder",
         ),
         (
@@ -75,7 +73,7 @@ def test_failed_write_is_raised_at_the_next_check_and_publishes_nothing(tmp_path
 )
 def test_damaged_checkpoint_is_refused(tmp_path, damage, message):
     store = CheckpointStore(tmp_path)
-    writer(store).write([("a.pt", torch.ones(1))], a_manifest(1))
+    begun(store).wait()
     (folder,) = store.complete()
     damage(folder.path)
     with pytest.raises(CheckpointError, match=message):
@@ -89,7 +87,7 @@ def replace_in(path, old, new) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_full_disk_leaves_nothing_of_the_checkpoint_and_says_what_to_do(tmp_path, full_disk, rank):
-    files = writer(CheckpointStore(tmp_path), rank=rank, world_size=2)
+    shards = [("small.pt", torch.ones(1)), ("large.pt", torch.ones(100_000))]
     with full_disk(16_384), pytest.raises(ResourceError, match=r"disk full.*free some space.*then resumes"):
-        files.write([("small.pt", torch.ones(1)), ("large.pt", torch.ones(100_000))], a_manifest(1, world_size=2))
+        begun(CheckpointStore(tmp_path), rank=rank, world_size=2, shards=shards).wait()
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

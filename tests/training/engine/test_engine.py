@@ -66,7 +66,9 @@ def test_no_operator_of_a_step_waits_for_the_device(process_group, tmp_path, pre
 
 def save(engine: TrainingEngine, root: Path, step: int = 1) -> CheckpointFolder:
     store = CheckpointStore(root)
-    CheckpointWriter(store, 0, [0], CheckpointSection(asynchronous=False)).write(engine.copy_shards(), a_manifest(step))
+    writer = CheckpointWriter(store, 0, [0], CheckpointSection())
+    writer.write(engine.copy_shards(), a_manifest(step))
+    writer.wait()
     return store.complete()[0]
 
 

@@ -145,7 +145,7 @@ def test_a_cluster_that_does_not_answer_ends_the_wait_but_no_attempt(made_up):
 
 
 def test_full_disk_ends_the_run_at_once_and_leaves_nothing_half_written(process_group, store_path, tmp_path, full_disk):
-    config = tiny_config(tmp_path, checkpoint={"every_steps": 2, "asynchronous": True})
+    config = tiny_config(tmp_path, checkpoint={"every_steps": 2})
     run = run_folder(config)
     run.path.mkdir()
     attempts = Attempts(run, WORKERS, lambda: Capacity(1, 1), StopSignals(), config.ray)

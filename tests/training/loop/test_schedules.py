@@ -38,7 +38,7 @@ def test_default_warm_up_is_a_tenth_of_the_run_and_wsd_has_none():
 def test_run_extended_in_its_stable_phase_equals_a_run_planned_longer(store_path, tmp_path):
     def run(name: str, max_steps: int) -> Config:
         training = {"max_steps": max_steps, "schedule": "wsd", "decay_share": 0.5, "evaluate_every_steps": 100}
-        checkpoint = {"keep_last": 1, "keep_best": 0, "every_steps": 7}
+        checkpoint = {"keep_last": 1, "every_steps": 7}
         # Other values that depend on the step: the global batch, the mask share, Muon's momentum.
         training |= {"optimizer": "muon"}
         config = tiny_config(

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 @pytest.fixture(scope="module")
 def stopped(process_group, store_path, tmp_path_factory):
-    """The undisturbed run, stopped with asynchronous checkpoints at steps 2, 4 and 6 of 8."""
-    checkpoint = {"every_steps": 2, "keep_last": 3, "asynchronous": True}
+    """The undisturbed run, stopped with checkpoints at steps 2, 4 and 6 of 8."""
+    checkpoint = {"every_steps": 2, "keep_last": 3}
     config = tiny_config(tmp_path_factory.mktemp("stopped"), checkpoint=checkpoint)
     stop_after(config, store_path, 6)
     return config
@@ -177,7 +177,7 @@ def test_rewound_run_equals_a_run_without_the_discarded_steps(
     store_path, tmp_path, monkeypatch, stage, late, spoiled, at
 ):
     """Finite steps after the checkpoint are discarded, too: steps 5 and 6, or 7."""
-    changes = {"deepspeed": {"stage": stage}, "checkpoint": {"every_steps": 4, "asynchronous": True}}
+    changes = {"deepspeed": {"stage": stage}, "checkpoint": {"every_steps": 4}}
     training = {"max_steps": 12, "on_divergence": "rewind"}
     rewound = tiny_config(tmp_path / "rewound", training=training, **changes)
     left_out = tiny_config(tmp_path / "left out", training={"max_steps": 12}, **changes)
