@@ -14,7 +14,6 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
-    "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
     "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
     "ClassifierSection": {"bootstrap": 1000},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
@@ -30,6 +29,15 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "MutantTableSection": {"bootstrap": 1000},
     "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
+    "MonitoringSection": {
+        "alerts": {
+            "enabled": True,
+            "memory_percent": 95.0,
+            "utilization_percent": 50.0,
+            "utilization_window_s": 120.0,
+        },
+        "prometheus": True,
+    },
     "MuonSection": {"momentum_warmup_steps": 300, "warmup_momentum": 0.85},
     "MutationsSection": {"random_weights": False},
     "PlanAssumptions": {

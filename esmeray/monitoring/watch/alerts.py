@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from esmeray.monitoring.advice import advise
-from esmeray.monitoring.section import AlertsSection
 from esmeray.monitoring.watch.progress import Pace
 from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, steady_time
 
 UTILIZATION_PERCENT, UTILIZATION_WINDOW_S = 50.0, 120.0
 """GPU utilisation below which an alert is raised, and seconds that it must last."""
+MEMORY_PERCENT = 95.0
+"""Share of a device's or the host's memory in use from which an alert is raised."""
 BAND_PERCENT = 5.0
 """Hysteresis in percentage points, so that a value near the threshold raises one alert only."""
 _GIB = 2.0**30
@@ -23,8 +24,8 @@ _GIB = 2.0**30
 class AlertSink:
     """Sink that writes ``path``, created with the first alert; alerts left raised by an earlier start are cleared."""
 
-    def __init__(self, path: Path, settings: AlertsSection) -> None:
-        self._path, self._settings = path, settings
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._pace = Pace()
         self._raised: set[tuple[str, str]] = set()
         self._idle_since_s: dict[str, float] = {}  # by GPU
@@ -91,7 +92,7 @@ class AlertSink:
         used, total = values.get("mem_used_bytes"), values.get("mem_total_bytes")
         if used is None or not total:
             return
-        percent, threshold = 100 * used / total, self._settings.memory_percent
+        percent, threshold = 100 * used / total, MEMORY_PERCENT
         if ("memory", subject) in self._raised:
             threshold -= BAND_PERCENT
         state = f"{subject}: {used / _GIB:.1f} of {total / _GIB:.1f} GiB of memory in use ({percent:.0f} %)"

@@ -40,7 +40,7 @@ def path(tmp_path) -> Path:
 @pytest.fixture
 def make(path, warnings) -> Callable[..., Sampler]:
     own = {"path": path, "worker": 3, "device": CPU, "warn": warnings.append}
-    return partial(Sampler, **{"node": False, "interval_s": NEVER_S, "prometheus": False, **own})
+    return partial(Sampler, **{"node": False, "interval_s": NEVER_S, **own})
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def scraped(address: str) -> dict[tuple[str, str, str], float]:
 def test_figures_of_two_workers_are_on_rays_port(ray_address, make):
     workers = []
     for rank in range(2):
-        sampler = make(worker=rank, node=rank == 0, interval_s=0.2, prometheus=True)
+        sampler = make(worker=rank, node=rank == 0, interval_s=0.2)
         sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
         as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "throughput/mfu": float("nan")}
         sampler._export(as_if_of_a_gpu)

@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from esmeray.monitoring.section import AlertsSection
 from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.run_folder.metrics_log import Record, RecordTail
 from tests.monitoring.samples import GIB, sample, train
 
 INTERVAL_S = 10.0  # so that twelve samples are the window of an idle GPU
-SETTINGS = AlertsSection(memory_percent=90)
 
 
 @pytest.fixture
@@ -19,7 +17,7 @@ def alerts_of(tmp_path: Path):
     """Function that passes records to a sink and returns the content of its alerts.jsonl."""
 
     def write(records: list[Record]) -> list[Record]:
-        sink = AlertSink(tmp_path / "alerts.jsonl", SETTINGS)
+        sink = AlertSink(tmp_path / "alerts.jsonl")
         for record in records:
             sink.write(record)
         sink.close()
@@ -76,9 +74,9 @@ def memory(*shares: float) -> list[Record]:
 
 def test_memory_near_its_limit_is_reported_once(alerts_of, tmp_path):
     assert alerts_of(memory(0.5)) == [] and not (tmp_path / "alerts.jsonl").exists()
-    alerts = alerts_of(memory(0.5, 0.91, 0.89, 0.92, 0.86, 0.84, 0.91))
+    alerts = alerts_of(memory(0.5, 0.96, 0.94, 0.97, 0.91, 0.89, 0.96))
     assert states(alerts) == [("memory", "raised"), ("memory", "cleared"), ("memory", "raised")]
-    assert "GPU 1 on a: 72.8 of 80.0 GiB of memory in use (91 %)" in alerts[0]["message"]
+    assert "GPU 1 on a: 76.8 of 80.0 GiB of memory in use (96 %)" in alerts[0]["message"]
     alert = alerts_of([sample(0, 0, host__mem_total_bytes=100.0 * GIB, host__mem_used_bytes=96.0 * GIB)])[-1]
     assert alert["subject"] == "host a" and "96.0 of 100.0 GiB" in alert["message"]
 
