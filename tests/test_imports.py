@@ -33,7 +33,7 @@ MISTAKES = [
     ("masked_lm", "--data.source none.fasta", "none.fasta"),
     ("protein_classifier", "--model.backbone.source none", "none"),
     ("protein_classifier", "--model.classifier.best_metric none", "'none'"),
-    ("protein_classifier", "--model.classifier.loss mse", "mse"),
+    ("protein_classifier", "--model.classifier.label_weights none.tsv", "label_weights"),
 ]
 
 # Refused when the weights are counted: the modules that build a model are loaded by then.

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
     "CheckpointSection": {"memory_every_steps": None, "memory_limit_gib": None},
-    "ClassifierSection": {"bootstrap": 1000},
+    "ClassifierSection": {"bootstrap": 1000, "focal_gamma": 2.0, "loss": "auto"},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
     "DeviceProfileSection": {"random_weights": False},
     "EmbeddingAssumptions": {
@@ -29,6 +29,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "MutantTableSection": {"bootstrap": 1000},
     "MutationCampaignSection": {"repeats": 3, "top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
+    "LoraSection": {"dropout": 0.0},
     "MonitoringSection": {
         "alerts": {
             "enabled": True,
