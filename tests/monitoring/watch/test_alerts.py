@@ -30,28 +30,18 @@ def states(alerts: list[Record]) -> list[tuple[str, str]]:
     return [(alert["name"], alert["state"]) for alert in alerts]
 
 
-def utilised(*percents: float, **step: float) -> list[Record]:
-    """GPU samples with these utilizations, after a step with these phase times."""
+def utilised(*percents: float) -> list[Record]:
+    """GPU samples with these utilizations, after a step."""
     samples = [sample(0, INTERVAL_S * number, gpu__0__util=percent) for number, percent in enumerate(percents)]
-    return [train(1, 0, **step), *samples]
+    return [train(1, 0), *samples]
 
 
-@pytest.mark.parametrize(
-    "step, words",
-    [
-        ({"step_s": 2.0, "data_wait_s": 1.24}, "62% of a step is spent waiting for batches"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "communication_s": 1.0}, "50% of a step is spent exchanging gradients"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "checkpoint_s": 0.8}, "40% of a step is spent writing checkpoints"),
-        ({"step_s": 2.0, "data_wait_s": 0.1}, "loading is not the reason (5% of a step)"),
-        ({}, "were not measured"),
-    ],
-)
-def test_idle_gpu_is_reported_after_its_window_with_the_likely_reason(alerts_of, step, words):
-    records = utilised(90, *[20] * 13, **step)
+def test_idle_gpu_is_reported_after_its_window(alerts_of):
+    records = utilised(90, *[20] * 13)
     assert alerts_of(records[:-1]) == []
     (alert,) = alerts_of(records)
     assert (alert["name"], alert["state"], alert["subject"]) == ("low_utilization", "raised", "GPU 0 on a")
-    assert "20 %" in alert["message"] and words in alert["message"]
+    assert "20 %" in alert["message"]
 
 
 def test_utilisation_below_the_threshold_is_reported_once(alerts_of):

@@ -70,7 +70,7 @@ def test_a_line_has_step_loss_speed_rate_and_time_left():
     sink.close()
     first, last = stream.getvalue().splitlines()
     assert "loss NaN" in first and "1 skipped" in first
-    assert last == "step 2/100 · loss 2.5000 · after 3.21M tokens, 1 s · 12.3k tokens/s · lr 1.00e-03 · 1:38 left"
+    assert last == "step 2/100 · loss 2.5000 · 1:38 left · 12.3k tokens/s · after 3.21M tokens, 1 s · lr 1.00e-03"
 
 
 def test_events_are_said_in_words():
