@@ -86,11 +86,3 @@ def test_damaged_lines_of_a_gpu_log_are_passed_over(path):
     trace = read_gpu_log(path).gpus["0"]
     assert trace["time"].tolist() == [0, 1, 3, 4]
     assert np.isnan(trace["util"]).tolist() == [False, True, True, False], "what the driver does not know"
-
-
-def test_reasons_in_columns_of_their_own_are_put_together(path):
-    header = SMI_QUERY.replace("event_reasons.active", "throttle_reasons.sw_power_cap")
-    header += ", clocks_throttle_reasons.hw_thermal_slowdown"
-    lines = [smi(0, reasons="Active") + ", Active", smi(1, reasons="Not Active") + ", Active"]
-    trace = read_gpu_log(write(path, header, *lines)).gpus["0"]
-    assert trace["throttle_reasons"].tolist() == [0x44, 0x40]
