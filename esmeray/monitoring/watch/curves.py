@@ -23,7 +23,6 @@ from esmeray.common.figure_style import (
     RED,
     heading,
     legend,
-    number_text,
     picture,
     style,
     style_steps,
@@ -49,7 +48,7 @@ def draw_curves(records: Iterable[Record], path: Path, title: str, labels: Metri
         heading(rates, "Learning rate")
         rates.plot(*_series(kinds["train"], "learning_rate"), color=GREY, linewidth=1.8)
         rates.set_ylim(bottom=0)
-        rates.yaxis.set_major_formatter(number_text)
+        rates.yaxis.set_major_formatter("{x:g}")
         _draw_speed(speeds, kinds["train"])
         resumed = sorted({event["step"] for event in kinds["event"] if event["event"] == "resumed"})
         for axes in (losses, metrics, rates, speeds):
