@@ -24,7 +24,7 @@ START_TIMEOUT_S = 120
 MARK = "ESMERAY_MACHINES"
 NETWORK = "10.231.77."
 
-Mend = Callable[[], Any] | None
+Restore = Callable[[], Any] | None
 """A call that ends a fault, or None if nothing has to be restored."""
 
 
@@ -167,29 +167,29 @@ class Machines:
         pids = [process.pid for node in nodes for process in self.cluster.processes(node, name)]
         return (pids[0], time.monotonic()) if pids else None
 
-    def cut(self) -> Mend:
+    def cut(self) -> Restore:
         """Drop every packet of the second node. The returned call replaces the node."""
         shell(f"iptables -I INPUT -i {self._link} -j DROP")
         return lambda: (shell(f"iptables -D INPUT -i {self._link} -j DROP"), self.kill("", 1)())
 
-    def kill(self, name: str, number: int) -> Mend:
+    def kill(self, name: str, number: int) -> Restore:
         """Kill processes of a node. The returned call starts another node."""
         self.cluster.lose(self.cluster.nodes[number], name)
         if not name:
             self.cluster.nodes[number].wait()
         return self.restore
 
-    def take_away(self) -> Mend:
+    def take_away(self) -> Restore:
         """Announce the end of the second node. The returned call kills it and starts another."""
         self.cluster.drain(self.cluster.nodes[1], within_s=15)
         return lambda: self.kill("", 1)()
 
-    def fill(self) -> Mend:
+    def fill(self) -> Restore:
         filler = self.disk / "filler"
         subprocess.run(["dd", "if=/dev/zero", f"of={filler}"], check=False, capture_output=True)
         return lambda: filler.unlink(missing_ok=True)
 
-    def protect(self) -> Mend:
+    def protect(self) -> Restore:
         """Make the disk read-only for files that are opened from now on."""
         shell(f"mount --bind {self.disk} {self.disk}", f"mount -o remount,bind,ro {self.disk}")
         return lambda: shell(f"umount --lazy {self.disk}")

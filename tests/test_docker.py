@@ -115,5 +115,7 @@ def test_panels_read_metrics_of_the_service():
     metrics.seconds.labels("embeddings")
     known = set(re.findall(r"\besmeray_\w+", metrics.page().decode()))
     panels = json.loads((DOCKER / "grafana" / "service.json").read_text())["panels"]
-    named = set(re.findall(r"\besmeray_\w+", " ".join(one["expr"] for panel in panels for one in panel["targets"])))
+    named = set(
+        re.findall(r"\besmeray_\w+", " ".join(target["expr"] for panel in panels for target in panel["targets"]))
+    )
     assert len(named) >= 8 and named <= known, named - known

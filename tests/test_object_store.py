@@ -211,9 +211,9 @@ def test_nodes_without_a_shared_folder_train_while_the_store_is_away(
     store: ObjectStore, tmp_path: Path, worker_group: WorkerGroup
 ):
     config, expected = settings("s3://bucket/apart"), settings("s3://bucket/undisturbed")
-    for each in (config, expected):
+    for settings_of_run in (config, expected):
         use_node("driver", tmp_path)
-        run = run_folder(each)
+        run = run_folder(settings_of_run)
         run.path.mkdir(parents=True)
         run.wandb_run_id.write_text("mine")
         run.config.write_text("")
@@ -267,11 +267,11 @@ def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(
     job = replace(local, output=Path("s3://bucket/embed/out"), **uris)
     left, write = [0, 1], ShardFiles.write
 
-    def interrupted(self: ShardFiles, *given: Any) -> Any:
+    def interrupted(self: ShardFiles, *arguments: Any) -> Any:
         if not left:
             raise KeyboardInterrupt
         left.pop()
-        return write(self, *given)
+        return write(self, *arguments)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(ShardFiles, "write", interrupted)
@@ -279,7 +279,7 @@ def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(
     shutil.rmtree(tmp_path / "cache")
     store.fault = failing(503, "half", 500, "half", on="safetensors")
     written: list[Any] = []
-    monkeypatch.setattr(ShardFiles, "write", lambda self, *given: written.append(0) or write(self, *given))
+    monkeypatch.setattr(ShardFiles, "write", lambda self, *arguments: written.append(0) or write(self, *arguments))
     (report,) = run_job(job)
     rows = [path for path in store.requests if path[0] == "PUT" and "/rows/" in path[1]]
     assert report["proteins"] == 12 and len(written) == len(rows) - 2
@@ -301,10 +301,10 @@ def test_a_manifest_or_a_folder_of_others_removes_nothing_from_the_store(store: 
         run_job(job)
     remove("s3://bucket/others/out.partial")
     write(f"s3://bucket/others/out/{MADE_FILE}", json.dumps({"made_by": "embed", "files": {"../victim": "0"}}))
-    there = listing("s3://bucket/others")
+    before = listing("s3://bucket/others")
     with pytest.raises(DataError, match=r"'\.\./victim' is not the name of a file in its folder"):
         run_job(job, overwrite=True)
-    assert listing("s3://bucket/others") == there
+    assert listing("s3://bucket/others") == before
     cache = tmp_path / "cache" / "files"
     (cache / "mine").mkdir(parents=True)
     (cache / "mine" / "a").write_bytes(bytes(2000))

@@ -172,7 +172,7 @@ def test_what_another_user_prepared_is_not_continued(tmp_path):
 
 def test_where_the_file_system_maps_users_their_own_work_is_continued(tmp_path, monkeypatch):
     take_lock(tmp_path / "lock", 0).close()
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)  # on NFS, root is mapped to nobody
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)  # NFS maps root to another user id
     with closing(take_lock(tmp_path / "lock", 0)), pytest.raises(BlockingIOError):
         take_lock(tmp_path / "lock", 0)
 

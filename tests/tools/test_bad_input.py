@@ -92,10 +92,10 @@ def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tm
         "error: 5 faults: 2 records with characters outside the alphabet, 1 header without an id, 1 header without a "
         "sequence, 1 duplicate id"
     )
-    places = ["5, column 2, record 2 'a'", "6, record 3", "8, record 4 'b'"]
-    places += ["10, column 3, record 5 'c'", "11, record 6 'ok': duplicate id 'ok', first at in.fasta, line 1"]
-    for line, place in zip(lines, places, strict=True):
-        assert line.startswith(f"error: in.fasta, line {place}"), line
+    locations = ["5, column 2, record 2 'a'", "6, record 3", "8, record 4 'b'"]
+    locations += ["10, column 3, record 5 'c'", "11, record 6 'ok': duplicate id 'ok', first at in.fasta, line 1"]
+    for line, location in zip(lines, locations, strict=True):
+        assert line.startswith(f"error: in.fasta, line {location}"), line
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.fasta"]
 
 
