@@ -42,16 +42,30 @@ class StartedCluster:
         # The paths of Ray's sockets, which are in this folder, must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self._mode = mode
-        ours = {"RAY_TMPDIR": str(self._folder), "RAY_AUTH_TOKEN": TOKEN}
-        # Ray (2.60) gives a node's processes 15 to 30 s, too little while tests keep the machine busy.
-        ours |= {"RAY_agent_register_timeout_ms": "100000", "RAY_raylet_start_wait_time_s": "100"}
-        ours |= {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100"}
-        # Variables of mpirun and torchrun, as on nodes that these started: a run's workers must ignore them.
-        ours |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_RANK": "6"}
-        ours |= {"PMI_RANK": "1", "AZUREML_EXPERIMENT_ID": "1", "SM_TRAINING_ENV": "{}", "ACCELERATE_USE_FSDP": "true"}
-        ours |= {"RANK": "5", "LOCAL_RANK": "3", "WORLD_SIZE": "7", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
-        # Workers that Ray prestarts have no runtime environment, so no run could use them.
-        ours |= {"RAY_prestart_worker_first_driver": "0"}
+        ours = {
+            "RAY_TMPDIR": str(self._folder),
+            "RAY_AUTH_TOKEN": TOKEN,
+            # Ray (2.60) gives a node's processes 15 to 30 s, too little while tests keep the machine busy.
+            "RAY_agent_register_timeout_ms": "100000",
+            "RAY_raylet_start_wait_time_s": "100",
+            "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100",
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",
+            # Variables of mpirun and torchrun, as on nodes that these started: a run's workers must ignore them.
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "7",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "6",
+            "PMI_RANK": "1",
+            "AZUREML_EXPERIMENT_ID": "1",
+            "SM_TRAINING_ENV": "{}",
+            "ACCELERATE_USE_FSDP": "true",
+            "RANK": "5",
+            "LOCAL_RANK": "3",
+            "WORLD_SIZE": "7",
+            "MASTER_ADDR": "192.0.2.1",
+            "MASTER_PORT": "1",
+            # Workers that Ray prestarts have no runtime environment, so no run could use them.
+            "RAY_prestart_worker_first_driver": "0",
+        }
         inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
         self.environment = inherited | ours
         self.nodes: list[subprocess.Popen[bytes]] = []

@@ -25,11 +25,6 @@ from esmeray.common.publishing import (
 from esmeray.run_folder.job import held
 
 
-def build(target: Path, text: str) -> None:
-    with exclusive(target), published(target) as folder:
-        (folder / "file").write_text(text)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -208,7 +203,7 @@ def test_an_error_at_another_file_is_not_called_one_of_writing(tmp_path):
 def test_a_lock_of_others_is_refused(tmp_path):
     (tmp_path / ".target.lock").write_text("a thesis")
     with pytest.raises(ConfigError, match=r"\.target\.lock: is not an Esmeray lock file; move it away"):
-        build(tmp_path / "target", "b")
+        make_folder(tmp_path / "target", "b")
     assert (tmp_path / ".target.lock").read_text() == "a thesis"
 
 
