@@ -58,7 +58,7 @@ def test_a_terminal_of_any_width_shows_the_metrics_once_above_the_line(columns, 
     line = next(line for line in reversed(stream.getvalue().splitlines()) if "step 86/120" in line)
     assert stream.getvalue().count("R² 0.841") == 1
     assert ("12.3k tokens/s · lr 1.00e-03" in line) == (columns == 100)
-    assert ("loss 2.5000 · 34 s left" in line) == (columns == 50)
+    assert "loss 2.5000 · 34 s left" in line
 
 
 def test_a_line_has_step_loss_speed_rate_and_time_left():
