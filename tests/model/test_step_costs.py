@@ -157,15 +157,6 @@ def test_one_graph_serves_every_layer_and_batch(settings, expected, store_path, 
     assert not graphs["graph_break"]
 
 
-def test_compiled_layers_are_traced_for_no_further_shape(graphs):
-    model, counts = model_of("masked_lm"), []
-    model.backbone.compile_layers(backend="eager")  # without code generation: only the number of traces matters
-    for sequences in (2, 3, 10):
-        model(batch_of("masked_lm", [600 // sequences] * sequences)).loss_sum.backward()
-        counts.append(graphs["stats"]["unique_graphs"])
-    assert counts[-1] == counts[1] > 0
-
-
 def test_selective_checkpointing_computes_norms_again_and_no_product(store_path):
     batch = epoch(store_path, "masked_lm")[0]
     counts = {}
