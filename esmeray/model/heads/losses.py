@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esmeray.common.errors import ConfigError
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.model.backbones.base import Float32Buffers
@@ -30,11 +29,8 @@ def balanced_class_weights(kind: TargetKind, blocks: Iterable[Tensor], num_class
     - Multilabel targets: negatives / positives, a factor for the positives of the label; 1 if all targets of a label
       are equal.
 
-    ``blocks``: blocks of training targets, (M,) int64 or (M, K) float; ignored targets are left out. Raises ConfigError
-    for regression, which has no classes.
+    ``blocks``: blocks of training targets, (M,) int64 or (M, K) float; ignored targets are left out.
     """
-    if kind == "regression":
-        raise ConfigError("model.classifier.class_weights: regression has no classes; set it to none")
     if kind == "multilabel":
         # Sum block by block, because with thousands of terms the targets of all records may not fit into memory.
         counts_2K = sum(torch.stack([(targets > 0.5).sum(0), (targets <= 0.5).sum(0)]) for targets in blocks)

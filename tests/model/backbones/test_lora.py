@@ -10,8 +10,6 @@ from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.loading import build_backbone
 from esmeray.model.backbones.lora import (
     adapt,
-    chosen_layers,
-    linear_layers,
     load_adapter,
     merge,
     merged_state,
@@ -50,14 +48,6 @@ def adapted(source="esm2_t6_8M", learnt=True, **settings):
 
 def trainable(module):
     return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
-def test_layers_can_be_named_and_heads_that_no_loss_reaches_are_left_out():
-    there = linear_layers(backbone().model)
-    assert len(chosen_layers(there, ["all-linear"])) == 2 * 6
-    layers = chosen_layers(there, ["query", "intermediate.dense", "self.query"])
-    in_first = [layer.partition(".0.")[2] for layer in layers if ".0." in layer]
-    assert in_first == ["attention.self.query", "intermediate.dense"]
 
 
 def test_what_can_not_be_adapted_is_refused_and_rank_0_adapts_nothing():

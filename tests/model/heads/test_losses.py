@@ -104,9 +104,3 @@ def test_balanced_weights_are_scikit_learns_and_of_labels_their_ratio(labels):
         assert weights[column].item() == pytest.approx(positive / negative)
     alike = torch.tensor([[0.0, 1.0, math.nan], [0.0, 1.0, math.nan]])
     assert balanced_class_weights("multilabel", [alike], 3).tolist() == [1, 1, 1], "which never occur"
-
-
-def test_class_weights_stay_fp32_and_out_of_the_saved_state():
-    loss = loss_of("multiclass", CLASS_WEIGHTS.double() / 3).bfloat16()
-    assert torch.equal(loss.class_weights, (CLASS_WEIGHTS.double() / 3).float())
-    assert loss.state_dict() == {}

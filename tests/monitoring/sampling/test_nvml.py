@@ -164,13 +164,3 @@ def test_pcie_is_measured_for_one_gpu_at_a_time_in_turn(driver):
     assert tx != rx
     assert seen == [[measured, none], [none, none], [none, measured], [none, none], [measured, none]]
     assert [gpu for gpu, function in driver.calls if "Pcie" in function] == [0, 0, 1, 1, 0, 0]
-
-
-def test_nvlink_traffic_is_the_growth_of_its_counters(driver):
-    devices = driver.devices()
-    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics  # a rate needs two readings
-    driver.now_s, driver.links_kib = 2.0, [1000 + 10, 500 + 4]
-    metrics = devices.read()[0].metrics
-    assert (metrics["nvlink_tx_bytes_per_s"], metrics["nvlink_rx_bytes_per_s"]) == (5 * 1024, 2 * 1024)
-    driver.now_s, driver.links_kib = 3.0, [0, 0]  # the counters were reset
-    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics

@@ -74,20 +74,6 @@ def test_states_before_the_first_step_and_after_the_end(run):
     assert lines(run)[0] == "mine: finished, trained 1 step"
 
 
-def test_only_a_run_that_finished_or_failed_has_ended(run):
-    status = RunStatus(run.path, metric_labels())
-
-    def has_ended(outcome: str) -> bool:
-        run.write_outcome(Outcome(outcome, 1, "", 0))
-        status.update()
-        return status.has_ended
-
-    outcomes = ("resizing", "stopped", "finished", "diverged", "failed")
-    with held(run.path):
-        assert not any(map(has_ended, outcomes)), "a process is about to resume it"
-    assert [*map(has_ended, outcomes)] == [False, False, True, True, True]
-
-
 def test_a_killed_run_is_reported_as_saved_once_its_lock_is_free(run):
     append(run.metrics, step(99))
     with held(run.path):
