@@ -54,7 +54,7 @@ REFUSED = {
 }
 
 
-def refused(command, words: str, *sources: Path) -> None:
+def assert_refused(command, words: str, *sources: Path) -> None:
     """Check that sources are refused in one line, and that no files are left."""
     folder = sources[0].parent
     outcome = command.refused(
@@ -69,14 +69,14 @@ def test_a_file_with_bad_content_is_refused_with_its_place(command, tmp_path, ki
     content, words = REFUSED[kind]
     path = tmp_path / "in.fasta"
     path.write_bytes(content)
-    refused(command, words.format(path=path), path)
+    assert_refused(command, words.format(path=path), path)
 
 
 def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_path):
     first, second = tmp_path / "1.fasta", tmp_path / "2.fasta"
     first.write_bytes(FIRST)
     second.write_bytes(b">a\nMK\n>ok\nMK\n")
-    refused(command, f"{second}, line 3, record 2 'ok': duplicate id 'ok', first at {first}", first, second)
+    assert_refused(command, f"{second}, line 3, record 2 'ok': duplicate id 'ok', first at {first}", first, second)
 
 
 MANY = FIRST + b">a\nM-K\n>\nMKV\n>b\n>c\nMK1\n>ok again\nMKV\n"
@@ -138,4 +138,4 @@ def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
     make, words = SOURCES[kind]
     path = tmp_path / (f"in.fasta.{kind}" if kind in COMPRESSED else "in.fasta")
     make(path)
-    refused(command, words, path)
+    assert_refused(command, words, path)
