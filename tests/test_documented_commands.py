@@ -297,7 +297,7 @@ def test_a_documented_training_is_planned_and_nothing_is_written(command, withou
     assert sorted(without_runs.rglob("*")) == before
 
 
-def test_every_other_command_names_what_there_is():
+def test_documented_make_targets_and_benchmarks_exist():
     for command in ALL_COMMANDS:
         program, *words = words_of(command)
         if program not in ("make", "python"):

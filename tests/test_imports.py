@@ -114,7 +114,7 @@ def test_help_of_every_tool_has_its_settings_and_imports_nothing_heavy(replies):
         assert all(section.__doc__ for path, section in sections_of(schema).items() if path)
 
 
-def test_what_config_data_and_files_refuse_imports_nothing_heavy(replies):
+def test_refusals_of_configs_data_and_files_import_nothing_heavy(replies):
     expected = [({2, 3}, words) for _, _, words in MISTAKES] + [({code}, words) for _, code, words in TOOLS]
     expected += [({2, 3}, words) for _, _, words in MODELS]
     refusals = [*replies["mistakes"], *replies["tools"], *replies["models"]]

@@ -115,7 +115,7 @@ def test_a_changed_object_is_another_copy_and_the_least_recently_used_goes(store
         ("s3://bucket/../x.fasta", ConfigError, r"or '\.\.'"),
     ],
 )
-def test_what_cant_be_had_is_one_line(store: ObjectStore, uri: str, kind: type[EsmerayError], words: str):
+def test_a_uri_that_can_not_be_fetched_is_one_line(store: ObjectStore, uri: str, kind: type[EsmerayError], words: str):
     with pytest.raises(kind, match=words) as refused:
         local_path(uri)
     assert "\n" not in str(refused.value) and "secret" not in str(refused.value)
@@ -375,7 +375,7 @@ def test_a_write_to_a_folder_that_is_killed_is_taken_up_by_the_next(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == [name] and remote.read(uri) == b"whole"
 
 
-def test_what_a_killed_copy_left_is_swept_also_where_the_copy_is_complete(tmp_path: Path, store: ObjectStore):
+def test_scratch_folders_of_a_killed_copy_are_swept(tmp_path: Path, store: ObjectStore):
     copy = local_path(FASTA).parent
     scratch = copy.with_name(f".{copy.name}.scratch-12345678")
     scratch.mkdir()

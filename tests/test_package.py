@@ -78,7 +78,7 @@ def run(program: str, **environment: str) -> str:
     return subprocess.check_output([sys.executable, "-c", program], env={**os.environ, **environment}, text=True)
 
 
-def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
+def test_the_wheel_has_the_package_and_its_data_files(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"esmeray", f"esmeray-{wheel.name.split('-')[1]}.dist-info"}
     read = {path for path in (REPOSITORY / "esmeray").rglob("*") if path.suffix in READ}

@@ -180,7 +180,7 @@ def test_selective_checkpointing_in_a_compiled_layer_changes_no_gradient(store_p
 
 
 @pytest.mark.slow
-def test_compiled_layers_compute_what_eager_layers_do(store_path, graphs, tmp_path, monkeypatch):
+def test_compiled_layers_equal_eager_layers(store_path, graphs, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     batches = epoch(store_path, "masked_lm")[:3]

@@ -100,7 +100,7 @@ def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tm
 
 
 @pytest.mark.parametrize("damage", ["comment", "truncated"])
-def test_what_ends_the_reading_is_reported_after_the_faults_before_it(command, tmp_path, damage):
+def test_the_fault_that_ends_reading_is_reported_last(command, tmp_path, damage):
     path = tmp_path / ("in.fasta.gz" if damage == "truncated" else "in.fasta")
     proteins = "".join(random.Random(0).choices("ACDEFGHIKL", k=1_000_000)).encode()  # several read blocks
     end = b">z\n#K\n>y\nM1\n" if damage == "comment" else b">z\n%b\n" % proteins
@@ -134,7 +134,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
+def test_sources_without_records_are_refused(command, tmp_path, kind):
     make, words = SOURCES[kind]
     path = tmp_path / (f"in.fasta.{kind}" if kind in COMPRESSED else "in.fasta")
     make(path)

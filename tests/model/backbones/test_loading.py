@@ -70,7 +70,7 @@ def test_drawn_weights_depend_on_the_seed_alone(kind):
 
 @pytest.mark.parametrize("kind", ["bert", "qwen2", "t5", "esm"])
 @torch.no_grad()
-def test_loaded_weights_are_those_of_the_folder_packed_and_padded(kind, tmp_path, batch):
+def test_packed_and_padded_backbones_have_the_folders_weights(kind, tmp_path, batch):
     model = save_small_model(tmp_path, kind)
     backbone = build(tmp_path).eval()
     theirs = model.state_dict()

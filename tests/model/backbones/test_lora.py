@@ -50,7 +50,7 @@ def trainable(module):
     return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def test_what_can_not_be_adapted_is_refused_and_rank_0_adapts_nothing():
+def test_unknown_targets_and_frozen_backbones_are_refused():
     for name in ("querry", "attention.self", "embeddings"):
         with pytest.raises(ConfigError, match=rf"^.*no linear layer is named '{name}'.*attention\.self\.query.*$"):
             adapt(backbone(), LoraSection(rank=2, targets=[name]))

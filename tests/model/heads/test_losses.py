@@ -84,7 +84,7 @@ def test_label_weights_multiply_the_loss_of_known_labels(logits, labels):
         ("binary", {"label_weights": "w.tsv"}, "label_weights needs data.labels.kind multilabel, not binary"),
     ],
 )
-def test_what_does_not_go_together_is_refused(kind, settings, key):
+def test_settings_of_the_loss_that_do_not_fit_the_targets_are_refused(kind, settings, key):
     with pytest.raises(ConfigError, match=key):
         check_loss(ClassifierSection(**settings), kind)
 

@@ -27,7 +27,7 @@ def topics(summary: GpuSummary) -> set[str]:
     return {advice.topic for advice in summary.advice}
 
 
-def test_what_is_wrong_with_each_gpu_is_found_and_nothing_else(tmp_path):
+def test_the_known_problem_of_each_gpu_is_found_and_no_other(tmp_path):
     for make, topic in (gpu_traces.thermal, "heat"), (gpu_traces.power, "power limit"):
         whole, by_clocks, by_reasons = (
             summaries(make(), tmp_path, without)[0]
@@ -98,7 +98,7 @@ def test_a_gap_in_the_log_is_not_idle_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_picture_has_the_samples_of_the_log_and_shades_what_was_found(saved_figures, tmp_path):
+def test_the_plot_has_the_samples_and_shades_idle_stretches(saved_figures, tmp_path):
     log = read_gpu_log(gpu_traces.healthy().write(tmp_path / "log.csv"))
     spans = {"idle": [(60.0, 120.0)], "thermal": [], "power_capped": []}
     draw_log(log, [summarise(log)[0]._replace(spans_s=spans)], tmp_path / "log.png")

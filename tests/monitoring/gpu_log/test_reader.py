@@ -50,7 +50,7 @@ def test_nvidia_smi_logs_are_read_with_their_units(path):
     pd.testing.assert_frame_equal(read_gpu_log(path).gpus["0"], trace)
 
 
-def test_missing_columns_are_named_with_what_is_near_and_what_is_there(path):
+def test_missing_columns_are_named_with_the_nearest_and_all_columns(path):
     write(path, "timestamp,index,utilization.gpu,mem.used,memory.total,temp.gpu,power.draw", "1,0,2,3,4,5,6")
     with pytest.raises(DataError) as error:
         read_gpu_log(path)

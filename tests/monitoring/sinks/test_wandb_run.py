@@ -165,7 +165,7 @@ def test_offline_is_the_default_with_a_run_per_worker(tmp_path, monkeypatch, mar
     assert [end.exit_code for end in records["exit"]] == [0]
 
 
-def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mark, server):
+def test_server_gets_all_values_and_a_resumed_run_adds_new_ones(tmp_path, mark, server):
     run = Run(tmp_path / "run", "online", tags=["esm2"], notes="first")
     for steps, samples in ((range(60), range(2)), (range(60, 100), range(2, 4))):
         wandb = run.start()

@@ -37,7 +37,7 @@ def lines(run: RunFolder) -> list[str]:
     return list(status.lines())
 
 
-def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
+def test_running_run_has_step_speed_time_left_and_bottleneck(run):
     append(run.metrics, *(step(number) for number in range(60, 76)))
     append(run.metrics, {"kind": "validation", "step": 75, "time": time.time(), "loss": 2.0})
     assert lines(run)[:4] == [
