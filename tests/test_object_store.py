@@ -337,15 +337,15 @@ def test_a_file_at_a_uri_is_replaced_with_overwrite_alone(store: ObjectStore, tm
     assert local_path(uri).read_text() == "mine"
 
 
+def kill(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("address", ["s3://bucket/ended", "file://{}/ended"])
 def test_an_upload_killed_after_its_manifest_leaves_nothing(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
 ):
     uri = f"{address.format(tmp_path)}/out"
-
-    def kill(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with made_folder(remote.target_path(Path(uri)), "embed", False) as building:
         (building / "a").write_text("text")
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
@@ -364,10 +364,6 @@ def test_an_upload_killed_after_its_manifest_leaves_nothing(
 def test_a_write_to_a_folder_that_is_killed_is_taken_up_by_the_next(tmp_path: Path, monkeypatch, name: str):
     """The partial file's name is fixed: one with a random part would never be removed."""
     uri = f"file://{tmp_path}/{name}"
-
-    def kill(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
         patched.setattr(Path, "replace", kill)
         write(uri, "half")
