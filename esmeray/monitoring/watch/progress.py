@@ -29,6 +29,7 @@ _EVENTS = {
     "resumed": "step {step}: resumed from {checkpoint}",
     "resized": "step {step}: from {from} to {to} workers ({why})",
     "nonfinite": "step {step}: loss or gradient not finite, update skipped",
+    "loss_scale_lowered": "step {step}: loss scale lowered",
     **dict.fromkeys(("memory_guard", "hung", "rewound"), "step {step}: {message}"),
 }
 """Text of events; empty for events that the progress line or the end of the run reports."""
@@ -213,8 +214,7 @@ def describe_event(record: Record) -> str | None:
         return _EVENTS[event].format_map(record) or None
     if "message" in record:
         return f"{event}: {record['message']}"
-    details = [f"{name} {value}" for name, value in record.items() if name not in ("kind", "step", "event", "time")]
-    return f"step {record['step']}: {event.replace('_', ' ')}" + (f" ({', '.join(details)})" if details else "")
+    return f"step {record['step']}: {event}"
 
 
 def describe_alert(record: Record) -> str:
