@@ -1,6 +1,7 @@
 import pytest
 
-from esmeray.monitoring.watch.run_watcher import RunWatcher
+from esmeray.monitoring.watch import run_watcher
+from esmeray.monitoring.watch.run_watcher import CurvesSink, RunWatcher
 from esmeray.run_folder.metrics_log import MetricsLog
 from esmeray.run_folder.paths import RunFolder, sample_file
 from tests.monitoring.samples import append, sample, wait_until
@@ -56,3 +57,14 @@ def test_a_broken_sink_is_reported_once(run):
     assert honest.steps == [1, 2, 3, 101, 102, 103]
     assert broken.steps == [1]
     assert len(warnings) == 1 and "broken sink" in warnings[0]
+
+
+def test_curves_are_drawn_after_a_validation(run, monkeypatch):
+    sink = CurvesSink(run, {})
+    validation = {"kind": "validation", "step": 1, "loss": 1.0}
+    append(run.metrics, validation)
+    sink.write(validation)
+    assert not run.curves.exists(), "not in the first five minutes"
+    monkeypatch.setattr(run_watcher, "CURVES_EVERY_S", 0.0)
+    sink.write(validation)
+    assert run.curves.read_bytes().startswith(b"\x89PNG")
