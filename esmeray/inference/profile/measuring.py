@@ -24,11 +24,10 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import atomic_file
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.plan import longest_first
-from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.classifier import ClassifierPipeline
-from esmeray.inference.classify.labelled import LabelledTexts, read_texts
+from esmeray.inference.classify.labelled import LabelledTexts, TextStream, read_texts
 from esmeray.inference.embedding.plan import Shard, make_plan
 from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.embedding.worker import ShardWorker
@@ -138,7 +137,8 @@ def profile_model(
                 result["accuracy"] = _accuracy(subject, labelled, show)
                 texts = labelled.texts
             else:  # a file without labels is enough
-                texts = read_labelled(data.source, data.labels, tokenizer, data.ingest, with_labels=False).texts
+                stream = TextStream(data.source, data.labels, tokenizer, data.ingest)
+                texts = [text for part in stream.parts() for text in part.texts]
             job = _texts_job(subject, texts, settings.batches)
         else:
             data = load_config(None, overrides).data
