@@ -15,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install train serve test test-fast test-nightly chaos lint size format bench lock sbom image docs clean
+.PHONY: help install train serve test test-fast test-nightly coverage chaos lint size format bench lock sbom image docs clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -61,7 +61,7 @@ serve: $(VENV)/.installed  ## serve models over HTTP (SERVE_CONFIG=FILE, ARGS="-
 	$(BIN)/python serve_ray.py --config $(SERVE_CONFIG) $(ARGS)
 
 # Two processes of as many threads as there are cores wait for each other: tests of models took twice the CPU time.
-test test-fast test-nightly: export OMP_NUM_THREADS := 1
+test test-fast test-nightly coverage: export OMP_NUM_THREADS := 1
 
 test: $(VENV)/.installed-dev  ## the tests that a change has to pass
 	$(BIN)/python -m pytest $(SPREAD) -m "not nightly" $(ARGS)
@@ -71,6 +71,12 @@ test-fast: $(VENV)/.installed-dev  ## the same without tests that are marked slo
 
 test-nightly: $(VENV)/.installed-dev  ## documented commands, random faults and further kill tests
 	$(BIN)/python -m pytest $(SPREAD) -m nightly $(ARGS)
+
+# Child processes are measured too (pyproject.toml).
+coverage: $(VENV)/.installed-dev  ## the share of the lines of esmeray that the tests run, in percent
+	$(BIN)/coverage run -m pytest $(SPREAD) -m "not nightly" $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --format total
 
 chaos: $(VENV)/.installed-dev  ## faults at random, as root, compared with undisturbed runs (ARGS="--minutes 15 --seed 0")
 	$(BIN)/python -m tests.chaos $(ARGS)
@@ -116,4 +122,4 @@ image:  ## build docker/Dockerfile without Docker, and run it (root, buildah, de
 	docker/build $(ARGS)
 
 clean:  ## remove the environment and caches, no run
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.*

@@ -15,10 +15,26 @@ from tests.runs import run_folder, tiny_config
 from tests.tasks.test_diffusion_model import trained
 from tests.training.runs import finish
 
-SMALL_FUNCTION = ["--data.sample.records", "150", "--data.sample.families", "30", "--training.epochs", "4"]
-SMALL_FUNCTION += ["--training.warmup_steps", "0", "--model.classifier.hidden_size", "16", "--batch.batch_size", "16"]
-SMALL_FUNCTION += ["--checkpoint.every_steps", "4", "--training.evaluate_every_steps", "4"]
-SMALL_FUNCTION += ["--data.terms.min_count", "3"]
+SMALL_FUNCTION = [
+    "--data.sample.records",
+    "150",
+    "--data.sample.families",
+    "30",
+    "--training.epochs",
+    "4",
+    "--training.warmup_steps",
+    "0",
+    "--model.classifier.hidden_size",
+    "16",
+    "--batch.batch_size",
+    "16",
+    "--checkpoint.every_steps",
+    "4",
+    "--training.evaluate_every_steps",
+    "4",
+    "--data.terms.min_count",
+    "3",
+]
 
 
 def function_training(folder: Path) -> list[str]:

@@ -24,7 +24,7 @@ START_TIMEOUT_S = 120
 MARK = "ESMERAY_MACHINES"
 NETWORK = "10.231.77."
 
-Mend = Callable[[], Any] | None
+Restore = Callable[[], Any] | None
 """A call that ends a fault, or None if nothing has to be restored."""
 
 
@@ -42,16 +42,30 @@ class StartedCluster:
         # The paths of Ray's sockets, which are in this folder, must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self._mode = mode
-        ours = {"RAY_TMPDIR": str(self._folder), "RAY_AUTH_TOKEN": TOKEN}
-        # Ray (2.60) gives a node's processes 15 to 30 s, too little while tests keep the machine busy.
-        ours |= {"RAY_agent_register_timeout_ms": "100000", "RAY_raylet_start_wait_time_s": "100"}
-        ours |= {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100"}
-        # Variables of mpirun and torchrun, as on nodes that these started: a run's workers must ignore them.
-        ours |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_RANK": "6"}
-        ours |= {"PMI_RANK": "1", "AZUREML_EXPERIMENT_ID": "1", "SM_TRAINING_ENV": "{}", "ACCELERATE_USE_FSDP": "true"}
-        ours |= {"RANK": "5", "LOCAL_RANK": "3", "WORLD_SIZE": "7", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
-        # Workers that Ray prestarts have no runtime environment, so no run could use them.
-        ours |= {"RAY_prestart_worker_first_driver": "0"}
+        ours = {
+            "RAY_TMPDIR": str(self._folder),
+            "RAY_AUTH_TOKEN": TOKEN,
+            # Ray (2.60) gives a node's processes 15 to 30 s, too little while tests keep the machine busy.
+            "RAY_agent_register_timeout_ms": "100000",
+            "RAY_raylet_start_wait_time_s": "100",
+            "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "100",
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",
+            # Variables of mpirun and torchrun, as on nodes that these started: a run's workers must ignore them.
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "7",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "6",
+            "PMI_RANK": "1",
+            "AZUREML_EXPERIMENT_ID": "1",
+            "SM_TRAINING_ENV": "{}",
+            "ACCELERATE_USE_FSDP": "true",
+            "RANK": "5",
+            "LOCAL_RANK": "3",
+            "WORLD_SIZE": "7",
+            "MASTER_ADDR": "192.0.2.1",
+            "MASTER_PORT": "1",
+            # Workers that Ray prestarts have no runtime environment, so no run could use them.
+            "RAY_prestart_worker_first_driver": "0",
+        }
         inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
         self.environment = inherited | ours
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -167,29 +181,29 @@ class Machines:
         pids = [process.pid for node in nodes for process in self.cluster.processes(node, name)]
         return (pids[0], time.monotonic()) if pids else None
 
-    def cut(self) -> Mend:
+    def cut(self) -> Restore:
         """Drop every packet of the second node. The returned call replaces the node."""
         shell(f"iptables -I INPUT -i {self._link} -j DROP")
         return lambda: (shell(f"iptables -D INPUT -i {self._link} -j DROP"), self.kill("", 1)())
 
-    def kill(self, name: str, number: int) -> Mend:
+    def kill(self, name: str, number: int) -> Restore:
         """Kill processes of a node. The returned call starts another node."""
         self.cluster.lose(self.cluster.nodes[number], name)
         if not name:
             self.cluster.nodes[number].wait()
         return self.restore
 
-    def take_away(self) -> Mend:
+    def take_away(self) -> Restore:
         """Announce the end of the second node. The returned call kills it and starts another."""
         self.cluster.drain(self.cluster.nodes[1], within_s=15)
         return lambda: self.kill("", 1)()
 
-    def fill(self) -> Mend:
+    def fill(self) -> Restore:
         filler = self.disk / "filler"
         subprocess.run(["dd", "if=/dev/zero", f"of={filler}"], check=False, capture_output=True)
         return lambda: filler.unlink(missing_ok=True)
 
-    def protect(self) -> Mend:
+    def protect(self) -> Restore:
         """Make the disk read-only for files that are opened from now on."""
         shell(f"mount --bind {self.disk} {self.disk}", f"mount -o remount,bind,ro {self.disk}")
         return lambda: shell(f"umount --lazy {self.disk}")

@@ -17,17 +17,17 @@ from esmeray.run_folder.job import Journal
 @contextmanager
 def flipped(path: Path, bit: int) -> Iterator[None]:
     """Flip one bit of a file while the block runs; restore it afterwards if the file still exists."""
-    place, mask = bit // 8, 1 << bit % 8
+    offset, mask = bit // 8, 1 << bit % 8
     with path.open("r+b", buffering=0) as file:
-        file.seek(place)
+        file.seek(offset)
         (byte,) = file.read(1)
-        file.seek(place)
+        file.seek(offset)
         file.write(bytes([byte ^ mask]))
     try:
         yield
     finally:
         with suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
-            file.seek(place)
+            file.seek(offset)
             file.write(bytes([byte]))
 
 
@@ -42,7 +42,7 @@ def refuse_silence(path: Path, read: Callable[[], Any], count: int = 30, seed: i
 
     All other flips must leave the result equal. Any other exception fails the test.
     """
-    wanted, noticed = copy.deepcopy(read()), 0  # arrays may be views of the file
+    intact, noticed = copy.deepcopy(read()), 0  # arrays may be views of the file
     for bit in flips(path, count, seed):
         with flipped(path, bit):
             try:
@@ -51,7 +51,7 @@ def refuse_silence(path: Path, read: Callable[[], Any], count: int = 30, seed: i
                 assert "\n" not in str(error) and str(path.parent) in str(error), f"bit {bit} of {path.name}: {error}"
                 noticed += 1
             else:
-                assert same(result, wanted), f"bit {bit} of {path.name} changed the result in silence"
+                assert same(result, intact), f"bit {bit} of {path.name} changed the result in silence"
     return noticed
 
 
@@ -73,12 +73,12 @@ def killed_in_piece(number: int) -> Iterator[None]:
         yield
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Test for equality of arrays and of nested containers of arrays."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    return bool(one == other)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, np.ndarray):
+        return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
+    return bool(first == second)

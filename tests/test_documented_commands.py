@@ -104,7 +104,7 @@ def no_pictures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(artifacts, tmp_path_factory, no_pictures) -> Path:
+def documented(artifacts, tmp_path_factory, no_pictures) -> Path:
     """A folder with everything that the commands name: data, stores and two finished runs."""
     folder = tmp_path_factory.mktemp("documented")
     (folder / "train_config").symlink_to(REPOSITORY / "train_config")
@@ -193,11 +193,11 @@ def write_mutants(folder: Path) -> None:
 
 def write_structures(folder: Path) -> None:
     (folder / "folds").mkdir()
-    given = folds(2)
-    for fold in given:
+    designed = folds(2)
+    for fold in designed:
         write_pdb(folder / "folds" / f"{fold.id}.pdb", pdb_lines(fold))
-    write_pdb(folder / "fold.pdb", pdb_lines(given[0]))
-    (folder / "designs.fasta").write_text(f">native\n{given[0].residues}\n")
+    write_pdb(folder / "fold.pdb", pdb_lines(designed[0]))
+    (folder / "designs.fasta").write_text(f">native\n{designed[0].residues}\n")
     structure_store(folder / "folds_store", 6, validation_share=0.4)
     structure_store(folder / "unseen_store", 3)
     texts = random_sequences([20, 30, 25, 28])
@@ -227,21 +227,21 @@ def write_table(path: Path, rows: list[tuple[str, ...]]) -> None:
 
 
 @pytest.fixture
-def workspace(made, tmp_path, monkeypatch) -> Path:
+def workspace(documented, tmp_path, monkeypatch) -> Path:
     """A copy of the folder for one command, which may write to it."""
     folder = tmp_path / "workspace"
-    shutil.copytree(made, folder, symlinks=True)
+    shutil.copytree(documented, folder, symlinks=True)
     monkeypatch.chdir(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def without_runs(made, tmp_path_factory) -> Path:
+def without_runs(documented, tmp_path_factory) -> Path:
     """The same without the tiny runs, whose settings differ from the commands' settings."""
     folder = tmp_path_factory.mktemp("without-runs") / "workspace"
     names = ("esm2ae", "protein_classifier", "text_classifier", "function")
-    shutil.copytree(made, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
-    shutil.copytree(made / "facebook" / "esm2_t6_8M_UR50D", folder / "runs" / "lm" / "export")  # initial weights
+    shutil.copytree(documented, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
+    shutil.copytree(documented / "facebook" / "esm2_t6_8M_UR50D", folder / "runs" / "lm" / "export")  # initial weights
     return folder
 
 
@@ -295,7 +295,7 @@ def test_a_documented_training_is_planned_and_nothing_is_written(command, withou
     assert sorted(without_runs.rglob("*")) == before
 
 
-def test_every_other_command_names_what_there_is():
+def test_documented_make_targets_and_benchmarks_exist():
     for command in ALL_COMMANDS:
         program, *words = words_of(command)
         if program not in ("make", "python"):

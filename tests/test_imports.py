@@ -15,17 +15,17 @@ PROGRAM = """
 import contextlib, io, json, sys
 from esmeray.common.command_line import run
 
-seen = []
+results = []
 for module, arguments in json.loads(sys.argv[1]):
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(io.StringIO()) as captured, contextlib.redirect_stderr(captured):
         main = __import__(module, fromlist=["main"]).main
         try:
             code = run(main, arguments)
         except SystemExit as ended:
             code = ended.code
     heavy = {"torch", "transformers", "ray", "deepspeed", "peft", "sklearn"} & set(sys.modules)
-    seen.append([code, sorted(heavy), said.getvalue()])
-print(json.dumps(seen))
+    results.append([code, sorted(heavy), captured.getvalue()])
+print(json.dumps(results))
 """
 
 
@@ -33,7 +33,7 @@ MISTAKES = [
     ("masked_lm", "--data.source none.fasta", "none.fasta"),
     ("protein_classifier", "--model.backbone.source none", "none"),
     ("protein_classifier", "--model.classifier.best_metric none", "'none'"),
-    ("protein_classifier", "--model.classifier.loss mse", "mse"),
+    ("protein_classifier", "--model.classifier.label_weights none.tsv", "label_weights"),
 ]
 
 # Refused when the weights are counted: the modules that build a model are loaded by then.
@@ -73,51 +73,51 @@ def replies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     (folder / "model" / "classifier_config.json").write_text("{}")
     (folder / "a.csv").write_text("name,text\nx,MK\n")
     (folder / "there.csv").touch()
-    given = experiments(folder)
+    shipped = experiments(folder)
     # A late refusal has already written the store.
-    refused = {name: [*options, "--run.storage_path", "refused"] for name, options in given.items()}
+    refused = {name: [*options, "--run.storage_path", "refused"] for name, options in shipped.items()}
     calls = {
-        "help": [("train_ray", [*options, "--help"]) for options in given.values()],
+        "help": [("train_ray", [*options, "--help"]) for options in shipped.values()],
         "help of tools": [("esmeray.tools.__main__", [*name.split(), "--help"]) for name in NAMES],
         "mistakes": [("train_ray", [*refused[experiment], *words.split()]) for experiment, words, _ in MISTAKES],
         "tools": [("esmeray.tools.__main__", line.split()) for line, _, _ in TOOLS],
-        "plans": [("train_ray", [*options, "--dry_run"]) for options in given.values()],
+        "plans": [("train_ray", [*options, "--dry_run"]) for options in shipped.values()],
         "models": [("train_ray", [*refused[experiment], *words.split()]) for experiment, words, _ in MODELS],
     }
     environment = {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder), "COLUMNS": "200"}
     program = [sys.executable, "-c", PROGRAM, json.dumps([call for part in calls.values() for call in part])]
     output = subprocess.check_output(program, text=True, cwd=folder, env=environment)
     assert not (folder / "runs").exists()
-    made = iter(json.loads(output))
-    return {kind: [next(made) for _ in part] for kind, part in calls.items()}
+    results = iter(json.loads(output))
+    return {kind: [next(results) for _ in part] for kind, part in calls.items()}
 
 
 @pytest.mark.slow
 def test_help_of_every_experiment_imports_nothing_heavy(replies):
     assert [(code, heavy) for code, heavy, _ in replies["help"]] == [(0, [])] * 2
-    for code, heavy, said in replies["plans"]:
-        assert code == 0 and {*heavy} <= {"torch", "transformers"} and "global_tokens: " in said, said
+    for code, heavy, text in replies["plans"]:
+        assert code == 0 and {*heavy} <= {"torch", "transformers"} and "global_tokens: " in text, text
         for line in ("workers", "training data", "tokens per step", "steps per epoch", "parameters", "device memory"):
-            assert f"\n{line}  " in said
+            assert f"\n{line}  " in text
 
 
 def test_help_of_every_tool_has_its_settings_and_imports_nothing_heavy(replies):
     schemas = command_schemas()
     assert schemas.keys() <= {*NAMES}
-    for name, (code, heavy, said) in zip(NAMES, replies["help of tools"], strict=True):
-        assert (code, heavy) == (0, []), said
-        assert f"tools {name}" in said
-        options = re.findall(r"^  (--[\w.-]+)", said, re.MULTILINE)
+    for name, (code, heavy, text) in zip(NAMES, replies["help of tools"], strict=True):
+        assert (code, heavy) == (0, []), text
+        assert f"tools {name}" in text
+        options = re.findall(r"^  (--[\w.-]+)", text, re.MULTILINE)
         schema = schemas.get(name, Section)
         assert {*options} >= {f"--{'.'.join(key)}" for key in settings_of(schema) if len(key) > 1}
         assert [option for option in options if "-" in option.removeprefix("--")] == []
         assert all(section.__doc__ for path, section in sections_of(schema).items() if path)
 
 
-def test_what_config_data_and_files_refuse_imports_nothing_heavy(replies):
+def test_refusals_of_configs_data_and_files_import_nothing_heavy(replies):
     expected = [({2, 3}, words) for _, _, words in MISTAKES] + [({code}, words) for _, code, words in TOOLS]
     expected += [({2, 3}, words) for _, _, words in MODELS]
     refusals = [*replies["mistakes"], *replies["tools"], *replies["models"]]
-    for (codes, words), (code, _, said) in zip(expected, refusals, strict=True):
-        assert code in codes and words in said and said.count("\n") == 1, said
+    for (codes, words), (code, _, text) in zip(expected, refusals, strict=True):
+        assert code in codes and words in text and text.count("\n") == 1, text
     assert all(heavy == [] for kind in ("mistakes", "tools") for _, heavy, _ in replies[kind])

@@ -9,7 +9,6 @@ from tests.conftest import REPOSITORY
 
 ROOMS = "|".join(sorted(path.parent.name for path in REPOSITORY.glob("esmeray/*/__init__.py")))
 DOTTED = re.compile(rf"(?<![\w./@-])(esmeray\.(?:{ROOMS})(?:\.\w+)*)")
-SHORT = re.compile(rf"(?<![\w./@-])((?:{ROOMS})(?:\.\w+)+)")
 FILE = re.compile(
     r"(?<![\w./-])((?:esmeray|benchmarks|tests|docs|docker|requirements)/[\w./-]*\.(?:pyi?|md|cpp|lock|txt))"
 )
@@ -45,13 +44,6 @@ def exists(dotted: str) -> bool:
 
 def test_every_module_that_is_named_exists():
     assert not [(file, name) for file, text in texts() for name in DOTTED.findall(text) if not exists(name)]
-
-
-def test_pages_name_modules_with_their_package():
-    # In code, names such as model.section are also attributes and settings.
-    named = {(file, name) for file, text in texts() for name in SHORT.findall(text) if file.endswith(".md")}
-    files = {(file, name): REPOSITORY.joinpath("esmeray", *name.split(".")[:3]) for file, name in named}
-    assert not [key for key, path in files.items() if path.with_suffix(".py").is_file()]
 
 
 def test_every_file_that_is_named_exists():

@@ -115,7 +115,7 @@ def test_a_changed_object_is_another_copy_and_the_least_recently_used_goes(store
         ("s3://bucket/../x.fasta", ConfigError, r"or '\.\.'"),
     ],
 )
-def test_what_cant_be_had_is_one_line(store: ObjectStore, uri: str, kind: type[EsmerayError], words: str):
+def test_a_uri_that_can_not_be_fetched_is_one_line(store: ObjectStore, uri: str, kind: type[EsmerayError], words: str):
     with pytest.raises(kind, match=words) as refused:
         local_path(uri)
     assert "\n" not in str(refused.value) and "secret" not in str(refused.value)
@@ -211,9 +211,9 @@ def test_nodes_without_a_shared_folder_train_while_the_store_is_away(
     store: ObjectStore, tmp_path: Path, worker_group: WorkerGroup
 ):
     config, expected = settings("s3://bucket/apart"), settings("s3://bucket/undisturbed")
-    for each in (config, expected):
+    for settings_of_run in (config, expected):
         use_node("driver", tmp_path)
-        run = run_folder(each)
+        run = run_folder(settings_of_run)
         run.path.mkdir(parents=True)
         run.wandb_run_id.write_text("mine")
         run.config.write_text("")
@@ -267,11 +267,11 @@ def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(
     job = replace(local, output=Path("s3://bucket/embed/out"), **uris)
     left, write = [0, 1], ShardFiles.write
 
-    def interrupted(self: ShardFiles, *given: Any) -> Any:
+    def interrupted(self: ShardFiles, *arguments: Any) -> Any:
         if not left:
             raise KeyboardInterrupt
         left.pop()
-        return write(self, *given)
+        return write(self, *arguments)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(ShardFiles, "write", interrupted)
@@ -279,7 +279,7 @@ def test_a_job_embeds_from_and_to_the_store_and_resumes_on_a_fresh_machine(
     shutil.rmtree(tmp_path / "cache")
     store.fault = failing(503, "half", 500, "half", on="safetensors")
     written: list[Any] = []
-    monkeypatch.setattr(ShardFiles, "write", lambda self, *given: written.append(0) or write(self, *given))
+    monkeypatch.setattr(ShardFiles, "write", lambda self, *arguments: written.append(0) or write(self, *arguments))
     (report,) = run_job(job)
     rows = [path for path in store.requests if path[0] == "PUT" and "/rows/" in path[1]]
     assert report["proteins"] == 12 and len(written) == len(rows) - 2
@@ -301,10 +301,10 @@ def test_a_manifest_or_a_folder_of_others_removes_nothing_from_the_store(store: 
         run_job(job)
     remove("s3://bucket/others/out.partial")
     write(f"s3://bucket/others/out/{MADE_FILE}", json.dumps({"made_by": "embed", "files": {"../victim": "0"}}))
-    there = listing("s3://bucket/others")
+    before = listing("s3://bucket/others")
     with pytest.raises(DataError, match=r"'\.\./victim' is not the name of a file in its folder"):
         run_job(job, overwrite=True)
-    assert listing("s3://bucket/others") == there
+    assert listing("s3://bucket/others") == before
     cache = tmp_path / "cache" / "files"
     (cache / "mine").mkdir(parents=True)
     (cache / "mine" / "a").write_bytes(bytes(2000))
@@ -337,15 +337,15 @@ def test_a_file_at_a_uri_is_replaced_with_overwrite_alone(store: ObjectStore, tm
     assert local_path(uri).read_text() == "mine"
 
 
+def kill(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("address", ["s3://bucket/ended", "file://{}/ended"])
 def test_an_upload_killed_after_its_manifest_leaves_nothing(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str
 ):
     uri = f"{address.format(tmp_path)}/out"
-
-    def kill(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with made_folder(remote.target_path(Path(uri)), "embed", False) as building:
         (building / "a").write_text("text")
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
@@ -364,10 +364,6 @@ def test_an_upload_killed_after_its_manifest_leaves_nothing(
 def test_a_write_to_a_folder_that_is_killed_is_taken_up_by_the_next(tmp_path: Path, monkeypatch, name: str):
     """The partial file's name is fixed: one with a random part would never be removed."""
     uri = f"file://{tmp_path}/{name}"
-
-    def kill(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
         patched.setattr(Path, "replace", kill)
         write(uri, "half")
@@ -375,7 +371,7 @@ def test_a_write_to_a_folder_that_is_killed_is_taken_up_by_the_next(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == [name] and remote.read(uri) == b"whole"
 
 
-def test_what_a_killed_copy_left_is_swept_also_where_the_copy_is_complete(tmp_path: Path, store: ObjectStore):
+def test_scratch_folders_of_a_killed_copy_are_swept(tmp_path: Path, store: ObjectStore):
     copy = local_path(FASTA).parent
     scratch = copy.with_name(f".{copy.name}.scratch-12345678")
     scratch.mkdir()

@@ -35,7 +35,7 @@ import esmeray
 from esmeray.cluster.connection import connected, worker_environment
 from esmeray.cluster.section import RaySection
 
-def places():
+def locations():
     import sys
     from pathlib import Path
     import esmeray.common.errors
@@ -43,8 +43,8 @@ def places():
 
 assert "site-packages/esmeray" in esmeray.__path__[0], esmeray.__path__
 with connected(RaySection()):
-    found = ray.remote(places).options(num_cpus=1, runtime_env=worker_environment() | {"env_vars": {}})
-    for path, siblings in ray.get([found.remote(), found.remote()]):
+    task = ray.remote(locations).options(num_cpus=1, runtime_env=worker_environment() | {"env_vars": {}})
+    for path, siblings in ray.get([task.remote(), task.remote()]):
         print("py_modules" in path[0], len(path), siblings)
 """
 
@@ -56,8 +56,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(REPOSITORY, tree, symlinks=True, ignore=shutil.ignore_patterns(*NOT_CODE))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, capture_output=True)
-    (made,) = folder.glob("*.whl")
-    return made
+    (file,) = folder.glob("*.whl")
+    return file
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def run(program: str, **environment: str) -> str:
     return subprocess.check_output([sys.executable, "-c", program], env={**os.environ, **environment}, text=True)
 
 
-def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path):
+def test_the_wheel_has_the_package_and_its_data_files(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"esmeray", f"esmeray-{wheel.name.split('-')[1]}.dist-info"}
     read = {path for path in (REPOSITORY / "esmeray").rglob("*") if path.suffix in READ}

@@ -30,10 +30,10 @@ def test_every_locked_package_has_hashes_and_torch_is_left_to_each_machine(name:
 @pytest.mark.slow
 def test_the_sbom_has_every_locked_package_with_its_hashes(tmp_path: Path):
     requirements = (REPOSITORY / "requirements.txt").read_text()
-    places = [f"BIN={Path(sys.executable).parent}", f"VENV={tmp_path}", f"SBOM={tmp_path / 'sbom.json'}"]
+    variables = [f"BIN={Path(sys.executable).parent}", f"VENV={tmp_path}", f"SBOM={tmp_path / 'sbom.json'}"]
     for stamp in (".installed", ".installed-dev"):
         (tmp_path / stamp).touch()
-    subprocess.run(["make", "sbom", *places], cwd=REPOSITORY, check=True, capture_output=True)
+    subprocess.run(["make", "sbom", *variables], cwd=REPOSITORY, check=True, capture_output=True)
     written = json.loads((tmp_path / "sbom.json").read_text())
     assert written["bomFormat"] == "CycloneDX" and written["metadata"]["component"]["name"] == "esmeray"
     components = {f"{part['name']}=={part['version']}": part for part in written["components"]}
@@ -41,4 +41,6 @@ def test_the_sbom_has_every_locked_package_with_its_hashes(tmp_path: Path):
     assert components.keys() == packages.keys() | {f"torch=={TORCH.search(requirements)[1]}"}
     for package, hashes in packages.items():
         references = components[package]["externalReferences"]
-        assert {value["content"] for one in references for value in one.get("hashes", [])} == set(hashes), package
+        assert {value["content"] for reference in references for value in reference.get("hashes", [])} == set(hashes), (
+            package
+        )

@@ -57,14 +57,6 @@ def style_steps(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
-def number_text(value: float, _position: float = 0) -> str:
-    """Format a number, e.g. as 1e-3, 2.5e-4 or 0.05; also a tick formatter."""
-    if value == 0 or abs(value) >= 0.01:  # Python's own "g" turns to exponents below 0.0001, and pads them (1e-05)
-        return f"{value:g}"
-    mantissa, _, exponent = f"{value:.2e}".partition("e")
-    return f"{float(mantissa):g}e{int(exponent)}"
-
-
 def legend(axes: Axes, over_curves: bool = False) -> None:
     """Add a legend if anything has a label; over curves it gets a white background."""
     if axes.get_legend_handles_labels()[0]:

@@ -7,7 +7,6 @@ from pydantic import Field
 from esmeray.train_config.natures import END, PATH, PATH_OR_NAME, UNSEEN
 from esmeray.train_config.section import (
     Channels,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -23,8 +22,6 @@ class LoraSection(Section):
     """Rank of the update of each matrix; 0 disables LoRA."""
     alpha: PositiveFloat = 16.0
     """Scale of the update, which is multiplied by alpha / rank."""
-    dropout: Share = 0.0
-    """Dropout before the update."""
     targets: list[str] = Field(default=["attention"], min_length=1)
     """Layers to adapt: attention (its projections), all-linear, or names of modules."""
     export: Literal["merged", "adapter"] = "merged"
@@ -76,13 +73,8 @@ class ClassifierSection(Section):
     """Dropout before each linear layer of the head."""
     light_attention_kernel: PositiveInt = 9
     """Kernel size of light attention's convolutions, in tokens."""
-    loss: Literal["auto", "cross_entropy", "focal", "bce", "mse"] = "auto"
-    """Loss function. auto: cross_entropy, bce (multilabel) or mse (regression, in units of the targets' standard
-    deviation). focal is for all kinds of classes (Lin 2017)."""
     label_smoothing: Share = 0.0
-    """Share of the target that is spread over all classes (cross_entropy)."""
-    focal_gamma: NonNegativeFloat = 2.0
-    """Exponent of 1 - probability in the focal loss. A higher value gives confident predictions less weight."""
+    """Share of the target that is spread over all classes (not for multilabel and regression)."""
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of classes. balanced: each class has the inverse of its share of the training records as weight; for
     multilabel targets, the positives of each label have the weight negatives / positives."""

@@ -1,12 +1,10 @@
-"""Settings of monitoring during training: W&B, samples and alerts."""
+"""Settings of monitoring during training: W&B and samples."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from esmeray.train_config.section import PositiveFloat, Section
-
-Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class WandbSection(Section):
@@ -37,21 +35,9 @@ class WandbSection(Section):
     """Seconds to wait for uploads at the end, an artifact included."""
 
 
-class AlertsSection(Section):
-    """Warnings of a NaN, an idle GPU and nearly full memory; each repeats only after its cause was over."""
-
-    enabled: bool = True
-    """Show warnings in the terminal and in W&B."""
-    memory_percent: Percent = 95.0
-    """Share of a device's or the host's memory in use above which an alert is raised, percent."""
-
-
 class MonitoringSection(Section):
     """Monitoring during training; samples are taken every training.gpu_log_interval seconds."""
 
-    prometheus: bool = True
-    """Export the metrics through Ray's Prometheus port."""
     peak_tflops: PositiveFloat | None = None
     """Peak of one device in the training precision, TFLOP/s, for the model FLOPs utilisation. Default: the data sheet
     of known GPUs; for others the utilisation is left out."""
-    alerts: AlertsSection = AlertsSection()

@@ -14,16 +14,10 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
-    "AlertsSection": {"utilization_percent": 50.0, "utilization_window_s": 120.0},
     "AutoencoderSection": {"cosine_loss_weight": 0.0, "feature_loss_weight": 1.0, "residue_loss_weight": 1.0},
     "BatchSection": {"packing_window": 2048},
-    "CheckpointSection": {
-        "asynchronous": True,
-        "keep_best": 1,
-        "memory_every_steps": None,
-        "memory_limit_gib": None,
-    },
-    "ClassifierSection": {"bootstrap": 1000},
+    "CheckpointSection": {"asynchronous": True, "keep_best": 1, "memory_every_steps": None, "memory_limit_gib": None},
+    "ClassifierSection": {"bootstrap": 1000, "focal_gamma": 2.0, "loss": "auto"},
     "ComputeSection": {"stream": "auto", "weights": "stored"},
     "DataSection": {"prefetch": 4},
     "DeepSpeedSection": {"config": "train_config/zero2.yaml"},
@@ -42,7 +36,17 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "MutantTableSection": {"bootstrap": 1000, "more_tables": [], "not_missing": []},
     "MutationCampaignSection": {"top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
+    "LoraSection": {"dropout": 0.0},
     "MeasurementSection": {"agreement": 0.03, "max_windows": 6, "warmup_steps": 2},
+    "MonitoringSection": {
+        "alerts": {
+            "enabled": True,
+            "memory_percent": 95.0,
+            "utilization_percent": 50.0,
+            "utilization_window_s": 120.0,
+        },
+        "prometheus": True,
+    },
     "MuonSection": {"momentum": 0.95, "momentum_warmup_steps": 300, "warmup_momentum": 0.85},
     "MutationsSection": {"random_weights": False},
     "PlanAssumptions": {
@@ -72,7 +76,6 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "tokens": 1024,
         "workers": 1,
     },
-    "PredictionsSection": {"cpus_per_worker": 0, "gpus_per_worker": 1.0, "predictor_module": []},
     "RaySection": {"dashboard_port": None},
     "RetrievalSection": {"bootstrap": 1000},
     "SampleSection": {"seed": 0},

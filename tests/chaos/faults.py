@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.clusters import Machines, Mend
+from tests.clusters import Machines, Restore
 
 STEPPING = ("forward", "reduction", "update")
 SAVING = ("checkpoint", "publishing")
@@ -35,7 +35,7 @@ class Fault:
     settings: str = "usual"
     lasts_s: float = 5.0
 
-    def inflict(self, machines: Machines, driver: subprocess.Popen[bytes], pid: int, checkpoints: Path) -> Mend:
+    def inflict(self, machines: Machines, driver: subprocess.Popen[bytes], pid: int, checkpoints: Path) -> Restore:
         if self.what in ("worker", "driver"):
             with suppress(ProcessLookupError):  # the process has just ended
                 os.kill(pid if self.what == "worker" else driver.pid, self.how)

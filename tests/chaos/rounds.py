@@ -21,7 +21,7 @@ from esmeray.tuning.records import SearchFolder, Trial
 from esmeray.tuning.search import read_trials
 from tests.chaos.faults import FAULTS
 from tests.chaos.history import TOLERANCE, committed, problems, read_history, seconds_to_a_step
-from tests.clusters import Machines, Mend
+from tests.clusters import Machines, Restore
 from tests.conftest import REPOSITORY
 from tests.inference.embedding.jobs import final_bytes, small_model_folder, write_proteins
 from tests.model.support import random_sequences
@@ -70,7 +70,7 @@ class Round:
         self.starts = 0
         self.checkpoints = Path()
         self.wrong, self.unmet = list[str](), list[Met]()
-        self._mends: list[tuple[float, Mend]] = []
+        self._mends: list[tuple[float, Restore]] = []
         (self.folder / "temporary").mkdir()
         self.prepare()
 

@@ -9,5 +9,5 @@ from tests.slurm import SlurmJob
 @pytest.mark.slow
 def test_a_slurm_job_has_its_own_nodes_token_and_code(slurm_job: SlurmJob):
     held = Capacity(1, 2, "the cluster has 2 CPU cores and 0 GPUs on 2 machines")
-    assert slurm_job.said == ["2 x 1 CPU cores, 0 GPUs", [True, True], str(held)]
+    assert slurm_job.reply == ["2 x 1 CPU cores, 0 GPUs", [True, True], str(held)]
     assert slurm_job.environment["RAY_AUTH_MODE"] == "token"

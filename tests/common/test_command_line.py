@@ -57,7 +57,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", "| true; exit ${PIPESTATUS[0]}"])
-def test_work_is_done_where_nobody_reads_what_it_prints(in_folder, closed):
+def test_a_command_finishes_if_its_output_streams_are_closed(in_folder, closed):
     # Output of a library or child process must not end up in a file that was opened later.
     done = shell('open("data", "w"); os.system("echo 2>&-"); print("to stderr", file=sys.stderr, flush=True)', closed)
     assert done.returncode == 0 and done.stderr in ("", "to stderr\n")
@@ -100,7 +100,7 @@ def test_protected_processes_do_not_get_signals_of_clusters():
     assert child.communicate(b"alive")[0] == b"alive"
 
 
-def test_what_libraries_log_is_in_the_file_and_not_on_the_terminal(tmp_path, capsys):
+def test_logs_of_libraries_go_to_the_file_and_not_to_the_terminal(tmp_path, capsys):
     library = logging.getLogger("DeepSpeed")
     handler = logging.StreamHandler()  # DeepSpeed adds its own handler
     library.addHandler(handler)

@@ -65,22 +65,3 @@ def test_the_tightest_quota_is_the_number_of_cores(tmp_path: Path, monkeypatch: 
     if os.geteuid() != 0 and machine == "v2":
         (tmp_path / "cgroup" / "cpu.max").chmod(0)
         assert usable_cpus() == 8, "what can't be read is no quota"
-
-
-CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
-
-
-@pytest.mark.skipif(not os.access(CPU_GROUPS, os.W_OK), reason="needs cgroups of v1 that it may make")
-def test_a_real_quota_of_half_a_core_is_one_core():
-    group = CPU_GROUPS / f"esmeray-test-{os.getpid()}"
-    (group / "inner").mkdir(parents=True)
-    before = next(line for line in processor.CGROUP.read_text().splitlines() if ":cpu" in line and "set" not in line)
-    try:
-        (group / "cpu.cfs_period_us").write_text("100000")
-        (group / "cpu.cfs_quota_us").write_text("50000")
-        (group / "inner" / "cgroup.procs").write_text(str(os.getpid()))
-        assert usable_cpus() == 1
-    finally:
-        (CPU_GROUPS / before.partition(":/")[2] / "cgroup.procs").write_text(str(os.getpid()))
-        (group / "inner").rmdir()
-        group.rmdir()

@@ -25,11 +25,6 @@ from esmeray.common.publishing import (
 from esmeray.run_folder.job import held
 
 
-def build(target: Path, text: str) -> None:
-    with exclusive(target), published(target) as folder:
-        (folder / "file").write_text(text)
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -159,7 +154,7 @@ def test_a_lock_that_links_to_a_users_file_is_refused(tmp_path, kind):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_what_another_user_prepared_is_not_continued(tmp_path):
+def test_folders_and_locks_of_another_user_are_refused(tmp_path):
     for path, make, act in (
         (tmp_path / "folder", Path.mkdir, lambda path: held(path).__enter__()),
         (tmp_path / "lock", Path.touch, lambda path: take_lock(path, 0)),
@@ -170,9 +165,9 @@ def test_what_another_user_prepared_is_not_continued(tmp_path):
             act(path)
 
 
-def test_where_the_file_system_maps_users_their_own_work_is_continued(tmp_path, monkeypatch):
+def test_a_lock_is_taken_if_the_file_system_maps_users(tmp_path, monkeypatch):
     take_lock(tmp_path / "lock", 0).close()
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)  # on NFS, root is mapped to nobody
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)  # NFS maps root to another user id
     with closing(take_lock(tmp_path / "lock", 0)), pytest.raises(BlockingIOError):
         take_lock(tmp_path / "lock", 0)
 
@@ -208,7 +203,7 @@ def test_an_error_at_another_file_is_not_called_one_of_writing(tmp_path):
 def test_a_lock_of_others_is_refused(tmp_path):
     (tmp_path / ".target.lock").write_text("a thesis")
     with pytest.raises(ConfigError, match=r"\.target\.lock: is not an Esmeray lock file; move it away"):
-        build(tmp_path / "target", "b")
+        make_folder(tmp_path / "target", "b")
     assert (tmp_path / ".target.lock").read_text() == "a thesis"
 
 
@@ -227,7 +222,7 @@ MAKERS = {make_folder: "deep/file", make_file: ""}
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_what_a_tool_made_is_replaced_by_the_same_tool_and_only_when_asked(tmp_path, make):
+def test_an_output_is_replaced_by_the_same_tool_and_on_request_only(tmp_path, make):
     target = tmp_path / "target"
     if make is make_folder:
         target.mkdir()  # an empty one may be taken
@@ -263,7 +258,7 @@ def foreign(kind: str, target: Path, make) -> None:
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "changed", "a link in it"])
-def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
+def test_foreign_or_changed_outputs_are_never_replaced(tmp_path, make, kind):
     foreign(kind, tmp_path / "target", make)
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
     with pytest.raises(ConfigError, match=r"was not written by|has changed since|contains notes|is a folder"):
@@ -274,7 +269,7 @@ def test_what_is_someone_elses_is_never_replaced(tmp_path, make, kind):
 @pytest.mark.parametrize(
     "name", ["", ".", "/etc/passwd", "..", "../victim", "a/../../b", "a\0b", 300 * "a", 2000 * "a/"], ids=range(9)
 )
-def test_a_manifest_that_lists_what_lies_elsewhere_is_refused(tmp_path, name):
+def test_a_manifest_with_names_outside_its_folder_is_refused(tmp_path, name):
     make_folder(tmp_path / "target", "a")
     manifest = tmp_path / "target" / "esmeray.json"
     manifest.write_text(json.dumps({"made_by": "export", "files": {name: "0"}}))
@@ -285,7 +280,7 @@ def test_a_manifest_that_lists_what_lies_elsewhere_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("made", [made_folder, made_file])
-def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
+def test_an_output_that_appeared_meanwhile_is_not_replaced(tmp_path, made):
     target = tmp_path / "target"
     with pytest.raises(ConfigError, match="already exists"), made(target, "export", False) as building:
         (building / "file" if building.is_dir() else building).write_text("a")
@@ -294,7 +289,7 @@ def test_what_appeared_meanwhile_is_not_replaced(tmp_path, made):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_place_that_is_no_folder_is_refused_before_the_work(tmp_path, make):
+def test_a_target_below_a_file_is_refused_before_the_work(tmp_path, make):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ResourceError, match=r"can't be written: .*/file is not a folder"):
         make(tmp_path / "file" / "target", "a")

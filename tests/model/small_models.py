@@ -46,14 +46,32 @@ _SIZE: dict[str, Any] = {
 }
 _BERT = {**_SIZE, "max_position_embeddings": POSITIONS}
 _ROBERTA = {**_SIZE, "max_position_embeddings": POSITIONS + PAD + 1}
-_ESM = {"vocab_size": 33, "mask_token_id": 32, "position_embedding_type": "rotary", "token_dropout": True}
-_ESM |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_ESM = {
+    "vocab_size": 33,
+    "mask_token_id": 32,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 _GPT2 = {"vocab_size": VOCABULARY_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
-_T5 = {"vocab_size": VOCABULARY_SIZE, "pad_token_id": PAD, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
-_T5 |= {"num_heads": 4}
+_T5 = {
+    "vocab_size": VOCABULARY_SIZE,
+    "pad_token_id": PAD,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+}
 _GROUPED = {**_SIZE, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
-_MODERNBERT = {"layer_types": ["full_attention"] * 2, "eos_token_id": None, "bos_token_id": None}
-_MODERNBERT |= {"cls_token_id": None, "sep_token_id": None}
+_MODERNBERT = {
+    "layer_types": ["full_attention"] * 2,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "cls_token_id": None,
+    "sep_token_id": None,
+}
 
 _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "bert": (BertConfig, _BERT),

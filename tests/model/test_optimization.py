@@ -45,7 +45,7 @@ def gradients(model: MaskedLM) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
-def test_fp8_gradients_are_those_of_bf16_to_rounding():
+def test_fp8_gradients_equal_bf16_to_rounding():
     expected, model = gradients(masked_lm()), masked_lm()
     use_fp8(model.backbone, emulate=True)
     assert {type(m).__name__ for m in model.backbone.layers.modules() if isinstance(m, nn.Linear)} == {"Float8Linear"}
@@ -69,6 +69,6 @@ def test_fp8_gradients_are_those_of_bf16_to_rounding():
         ({"compile": True}, 3, ConfigError, "ZeRO-3 gathers weights"),
     ],
 )
-def test_what_can_not_be_is_refused(settings, stage, error, reason):
+def test_impossible_precisions_and_compilation_are_refused(settings, stage, error, reason):
     with pytest.raises(error, match=reason):
         prepare_layers(masked_lm().backbone, TrainingSection(**settings), torch.device("cpu"), stage)

@@ -2,13 +2,8 @@
 
 A log starts with 20 s in which a model is loaded and ends with 10 s without work. In between, the GPUs have the problem
 in the log's name. Noise is added with a fixed seed.
-
-docs/img/gpu_analysis.png shows the log with several problems:
-  python -m tests.monitoring.gpu_traces made_up_gpus.csv
-  esmeray profile log made_up_gpus.csv --profile.output docs/img/gpu_analysis.png
 """
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,20 +95,3 @@ def waiting() -> Machine:
     for start in range(5, 295, 10):
         machine.idle(start, 2)
     return machine
-
-
-def troubled() -> Machine:
-    """Two GPUs that wait for data and then for checkpoints; their memory fills, and one GPU overheats."""
-    machine = Machine(1500, gpus=2)
-    for start in range(5, 400, 10):
-        machine.idle(start, 3)
-    for start in range(480, 1500, 240):
-        machine.idle(start, 20)
-    machine.memory[:, machine.working] = np.linspace(0.62, 0.97, 1500)
-    machine.temperature[1, START_S + 400 : START_S + 820] = np.linspace(64, 85, 420)
-    machine.hot(1, 820)
-    return machine
-
-
-if __name__ == "__main__":
-    troubled().write(Path(sys.argv[1]))

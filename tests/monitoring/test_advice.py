@@ -14,4 +14,5 @@ def test_every_setting_that_is_offered_exists():
     for key in keys:
         section: object = Config
         for part in key.split("."):
+            assert part in section.model_fields, key
             section = section.model_fields[part].annotation

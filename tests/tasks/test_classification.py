@@ -146,7 +146,7 @@ def test_a_stopped_run_resumes_to_the_same_end_with_loader_processes(trained, ta
         {"backbone": {"lora": {"rank": 2}}, "classifier": {"head": "mlp", "pooling": "max"}},
         {
             "backbone": {"layer_decay": 0.5},
-            "classifier": {"loss": "focal", "pooling": "cls", "class_weights": "balanced"},
+            "classifier": {"pooling": "cls", "class_weights": "balanced"},
         },
     ],
     ids=["lora", "layer decay"],

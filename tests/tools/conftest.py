@@ -16,19 +16,21 @@ class Outcome(NamedTuple):
 
 
 def next_words(output: str) -> list[str]:
-    """The words after ``esmeray`` of the command that the last line of an output is about."""
+    """Return the words after ``esmeray`` of the command in the last line of an output."""
     intended, program, *words = shlex.split(output.splitlines()[-1])
     assert (intended, program) == ("next:", "esmeray")
     return words
 
 
 def small_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the peak of products measured by smaller ones, two batches of a size, and a training by a short window."""
+    """Measure the peak with small products, two batches per size, and a short window of a training."""
     from esmeray.inference.profile import measuring
     from esmeray.monitoring.sampling.peaks import product_flops_per_s
     from esmeray.tools.profile import _training
 
-    monkeypatch.setattr(measuring, "product_flops_per_s", lambda *given: product_flops_per_s(*given[:2], 512))
+    monkeypatch.setattr(
+        measuring, "product_flops_per_s", lambda device, dtype, _: product_flops_per_s(device, dtype, 512)
+    )
     monkeypatch.setattr(measuring, "WARMUP_RUNS", 1)
     monkeypatch.setattr(measuring, "RUNS", 2)
     monkeypatch.setattr(_training, "MeasurementSection", lambda: _training._TRACED)
@@ -36,7 +38,7 @@ def small_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have profiles made without stacks, which take most of their time, and no trace written."""
+    """Make profiles without stacks, which take most of their time, and write no trace."""
     from torch.profiler import profile
 
     from esmeray.inference.profile import measuring
@@ -48,7 +50,7 @@ def without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Command:
-    """``command("data", "inspect", path)``, or one string: what ``esmeray data inspect path`` returns and prints."""
+    """Runner of ``esmeray``; ``command("data", "inspect", path)`` and ``command("data inspect")`` return an Outcome."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -63,13 +65,13 @@ class Command:
         return Outcome(code, captured.out, captured.err)
 
     def done(self, *arguments: object) -> Outcome:
-        """The same, which succeeds."""
+        """Run a command and check that it succeeds."""
         outcome = self(*arguments)
         assert outcome.code == 0, outcome.err
         return outcome
 
     def refused(self, code: int, text: str, *arguments: object) -> Outcome:
-        """The same, which ends with this code and one line that has the text."""
+        """Run a command and check that it ends with this exit code and one line on stderr that contains the text."""
         outcome = self(*arguments)
         assert (outcome.code, outcome.err.count("\n")) == (code, 1) and text in outcome.err, outcome
         return outcome

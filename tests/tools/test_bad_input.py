@@ -55,7 +55,7 @@ REFUSED = {
 }
 
 
-def refused(command, words: str, *sources: Path) -> None:
+def assert_refused(command, words: str, *sources: Path) -> None:
     """Check that sources are refused in one line, and that no files are left."""
     folder = sources[0].parent
     outcome = command.refused(
@@ -70,14 +70,14 @@ def test_a_file_with_bad_content_is_refused_with_its_place(command, tmp_path, ki
     content, words = REFUSED[kind]
     path = tmp_path / "in.fasta"
     path.write_bytes(content)
-    refused(command, words.format(path=path), path)
+    assert_refused(command, words.format(path=path), path)
 
 
 def test_a_duplicate_in_another_file_is_refused_with_both_places(command, tmp_path):
     first, second = tmp_path / "1.fasta", tmp_path / "2.fasta"
     first.write_bytes(FIRST)
     second.write_bytes(b">a\nMK\n>ok\nMK\n")
-    refused(command, f"{second}, line 3, record 2 'ok': duplicate id 'ok', first at {first}", first, second)
+    assert_refused(command, f"{second}, line 3, record 2 'ok': duplicate id 'ok', first at {first}", first, second)
 
 
 MANY = FIRST + b">a\nM-K\n>\nMKV\n>b\n>c\nMK1\n>ok again\nMKV\n"
@@ -93,15 +93,15 @@ def test_all_faults_of_a_file_are_reported_at_once_with_their_places(command, tm
         "error: 5 faults: 2 records with characters outside the alphabet, 1 header without an id, 1 header without a "
         "sequence, 1 duplicate id"
     )
-    places = ["5, column 2, record 2 'a'", "6, record 3", "8, record 4 'b'"]
-    places += ["10, column 3, record 5 'c'", "11, record 6 'ok': duplicate id 'ok', first at in.fasta, line 1"]
-    for line, place in zip(lines, places, strict=True):
-        assert line.startswith(f"error: in.fasta, line {place}"), line
+    locations = ["5, column 2, record 2 'a'", "6, record 3", "8, record 4 'b'"]
+    locations += ["10, column 3, record 5 'c'", "11, record 6 'ok': duplicate id 'ok', first at in.fasta, line 1"]
+    for line, location in zip(lines, locations, strict=True):
+        assert line.startswith(f"error: in.fasta, line {location}"), line
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.fasta"]
 
 
 @pytest.mark.parametrize("damage", ["comment", "truncated"])
-def test_what_ends_the_reading_is_reported_after_the_faults_before_it(command, tmp_path, damage):
+def test_the_fault_that_ends_reading_is_reported_last(command, tmp_path, damage):
     path = tmp_path / ("in.fasta.gz" if damage == "truncated" else "in.fasta")
     proteins = "".join(random.Random(0).choices("ACDEFGHIKL", k=1_000_000)).encode()  # several read blocks
     end = b">z\n#K\n>y\nM1\n" if damage == "comment" else b">z\n%b\n" % proteins
@@ -135,8 +135,8 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_what_is_no_file_with_records_is_refused(command, tmp_path, kind):
+def test_sources_without_records_are_refused(command, tmp_path, kind):
     make, words = SOURCES[kind]
     path = tmp_path / (f"in.fasta.{kind}" if kind in COMPRESSED else "in.fasta")
     make(path)
-    refused(command, words, path)
+    assert_refused(command, words, path)

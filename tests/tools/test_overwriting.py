@@ -46,7 +46,7 @@ def here(inputs, command, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_what_the_tool_did_not_make_is_never_replaced(command, here, kind, monkeypatch):
+def test_files_that_the_tool_did_not_make_are_never_replaced(command, here, kind, monkeypatch):
     monkeypatch.setattr("esmeray.inference.classifier.ClassifierPipeline.load", None)  # refused before loading
     monkeypatch.setattr("esmeray.monitoring.gpu_log.reader.read_gpu_log", None)
     monkeypatch.setattr("esmeray.inference.profile.measuring.profile_model", None)

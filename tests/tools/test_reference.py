@@ -9,7 +9,7 @@ FRAGMENT = re.compile(r"(Of|In|To|By|For|At|On|With|As|Its|Their|Default|The sam
 """Beginnings of a help text that is only complete next to another setting's text."""
 
 
-def test_every_setting_says_what_it_is_in_the_page():
+def test_every_setting_is_described_in_the_page():
     assert PAGE.read_text() == config_reference(), "run 'make docs'"
     for schema in (Config, TuneConfig, *command_schemas().values()):
         for key, field in settings_of(schema).items():

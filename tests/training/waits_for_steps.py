@@ -3,15 +3,20 @@
 As a program: ``python -m tests.training.waits_for_steps --config FILE``, with the options of train_ray.py.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from esmeray.monitoring.watch import alerts
 from esmeray.run_folder.paths import RunFolder
 from esmeray.training.launch import elastic, trainers
 from esmeray.training.launch.trainers import ray_train_loop
 from train_ray import main
+
+MEMORY_PERCENT = "ESMERAY_TEST_MEMORY_PERCENT"
+"""Environment variable with the share of memory from which an alert is raised."""
 
 
 def allowed_steps(run: RunFolder) -> Path:
@@ -43,4 +48,5 @@ def loop_that_waits(arguments: dict[str, Any]) -> None:
 if __name__ == "__main__":
     trainers.ray_train_loop = loop_that_waits
     elastic.LOOK_S = 0.2
+    alerts.MEMORY_PERCENT = float(os.environ.get(MEMORY_PERCENT, alerts.MEMORY_PERCENT))
     sys.exit(main(sys.argv[1:]))

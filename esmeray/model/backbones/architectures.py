@@ -189,13 +189,9 @@ def _check_packed(config: PreTrainedConfig) -> None:
             f"{SOURCE_KEY}: packed attention does not support model type {config.model_type!r} (supported: esm, "
             f"{', '.join(PACKED)}); set model.backbone.padded true"
         )
-    if not PACKED[config.model_type] and "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+    has_window = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    if not PACKED[config.model_type] and (has_window or getattr(config, "is_decoder", False)):
         raise ConfigError(
-            f"{SOURCE_KEY}: this {config.model_type} has sliding-window attention (layer_types in its "
-            "config.json), which packed attention does not support; set model.backbone.padded true"
-        )
-    if getattr(config, "is_decoder", False) and not PACKED[config.model_type]:
-        raise ConfigError(
-            f"{SOURCE_KEY}: this {config.model_type} is a decoder (is_decoder in its config.json), which packed "
-            "attention does not support; set model.backbone.padded true"
+            f"{SOURCE_KEY}: packed attention does not support a {config.model_type} that is a decoder or has "
+            "sliding-window attention (is_decoder and layer_types in its config.json); set model.backbone.padded true"
         )

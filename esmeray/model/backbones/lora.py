@@ -63,7 +63,6 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     config = LoraConfig(
         r=section.rank,
         lora_alpha=section.alpha,  # type: ignore[arg-type]  # divided by the rank, so that any number will do
-        lora_dropout=section.dropout,
         target_modules=layers,
         fan_in_fan_out=_is_conv1d(backbone.model.get_submodule(layers[0])),
     )

@@ -96,12 +96,9 @@ def random_size(section: BackboneSection) -> BackboneSize:
     _, hidden_size, heads = size
     multiple = 1 if section.source in ("bert", "t5") else 2  # rotary positions rotate pairs of channels
     if hidden_size % (heads * multiple):
-        fitting = [h for h in range(1, min(hidden_size, 128) + 1) if hidden_size % (h * multiple) == 0]
-        advice = f"one of {fitting}" if fitting else "an even hidden_size"
-        needed = " with an even number of channels, which rotary positions need" if multiple == 2 else ""
         raise ConfigError(
-            f"model.backbone: hidden_size {hidden_size} can't be split into {heads} heads{needed}; set "
-            f"model.backbone.heads to {advice}"
+            f"model.backbone: hidden_size {hidden_size} can't be split into {heads} heads; set "
+            f"model.backbone.hidden_size to a multiple of {heads * multiple}, or change model.backbone.heads"
         )
     return size
 
@@ -119,13 +116,9 @@ def weights_folder(section: BackboneSection) -> Path:
     folder = _folder(section, [CONFIG_FILE, *_WEIGHT_PATTERNS])
     if has_safetensors(folder) or any((folder / name).is_file() for name in _PICKLES):
         return folder
-    # Named in the message, since a folder with other pickles looks complete.
-    patterns = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-    pickles = sorted(file.name for pattern in patterns for file in folder.glob(pattern))
-    pickle = f"only {pickles[0]}, a pickle, which can run code when it is loaded" if pickles else "it has no weights"
     raise ConfigError(
-        f"{SOURCE_KEY}: {section.source} has no safetensors ({pickle}); convert the weights with "
-        "save_pretrained of transformers and use that folder"
+        f"{SOURCE_KEY}: {section.source} has no safetensors, and other pickles than {_PICKLES[0]} are never read, "
+        "since they could run code; convert the weights with save_pretrained of transformers and use that folder"
     )
 
 

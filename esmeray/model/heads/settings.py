@@ -3,22 +3,9 @@
 Does not import torch, so that contradictions are reported at once.
 """
 
-from typing import Literal
-
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.section import TargetKind
 from esmeray.model.section import ClassifierSection
-
-LossName = Literal["cross_entropy", "focal", "bce", "mse"]
-
-LOSSES: dict[TargetKind, tuple[LossName, ...]] = {
-    "multiclass": ("cross_entropy", "focal"),
-    "binary": ("cross_entropy", "focal"),
-    "per_residue": ("cross_entropy", "focal"),
-    "multilabel": ("bce", "focal"),
-    "regression": ("mse",),
-}
-"""Losses for each kind of target; 'auto' is the first."""
 
 _OF_CLASSES = ("accuracy", "balanced_accuracy", "f1_macro", "f1_micro", "mcc", "auroc", "average_precision", "ece")
 METRICS: dict[TargetKind, tuple[str, ...]] = {
@@ -34,22 +21,15 @@ LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "ece"})
 """Metrics for which a lower value is better. For all others a higher value is better."""
 
 
-def loss_name(section: ClassifierSection, kind: TargetKind) -> LossName:
-    """Name of the loss for this kind of target. Raises ConfigError if the settings don't match the kind."""
-    choices = LOSSES[kind]
+def check_loss(section: ClassifierSection, kind: TargetKind) -> None:
+    """Raise ConfigError if settings of the loss don't match the kind of target."""
     # Refuse every setting that the loss would ignore, because ignored settings would seem to have an effect.
-    name = choices[0] if section.loss == "auto" else section.loss
-    if name not in choices:
-        raise ConfigError(
-            f"model.classifier.loss {name} does not support data.labels.kind {kind}: use auto or {' or '.join(choices)}"
-        )
-    if section.label_smoothing and name != "cross_entropy":
-        raise ConfigError(f"model.classifier.label_smoothing needs loss cross_entropy, not {name}: set it to 0")
+    if section.label_smoothing and kind in ("multilabel", "regression"):
+        raise ConfigError(f"model.classifier.label_smoothing does not support data.labels.kind {kind}: set it to 0")
     if section.class_weights != "none" and kind == "regression":
         raise ConfigError("model.classifier.class_weights: regression has no classes; set it to none")
     if section.label_weights is not None and kind != "multilabel":
         raise ConfigError(f"model.classifier.label_weights needs data.labels.kind multilabel, not {kind}: remove it")
-    return name
 
 
 def best_metric(section: ClassifierSection, kind: TargetKind) -> str:

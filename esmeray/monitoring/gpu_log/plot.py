@@ -13,7 +13,6 @@ from esmeray.monitoring.gpu_log.reader import NAME, TIME, GpuLog
 
 _COLOURS = (BLUE, ORANGE, GREEN, "#7b5aa6", "#4ab4c4", "#8c564b", "#d6539b", "#5c7f3f", GREY)
 _SHADES = {"idle": GREY, "thermal": RED, "power_capped": ORANGE}
-_MAX_POINTS = 3000
 
 
 class Panel(NamedTuple):
@@ -55,13 +54,10 @@ def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary]
             for start, end in summary.spans_s[kind]:
                 axes.axvspan(start / unit, end / unit, color=_SHADES[kind], alpha=0.25, linewidth=0)
     for number, (label, table) in enumerate(log.gpus.items()):
-        # Long logs show the mean of groups of samples, in a band from minimum to maximum.
-        size = len(table) // _MAX_POINTS + 1
-        groups = (table[panel.metric] / panel.scale).groupby(np.arange(len(table)) // size)
-        times, colour = table[TIME].iloc[::size] / unit, _COLOURS[number % len(_COLOURS)]
-        if size > 1:
-            axes.fill_between(times, groups.min(), groups.max(), color=colour, alpha=0.25, linewidth=0)
-        axes.plot(times, groups.mean(), color=colour, linewidth=1.1, label=f"GPU {label}")
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.plot(
+            table[TIME] / unit, table[panel.metric] / panel.scale, color=colour, linewidth=1.1, label=f"GPU {label}"
+        )
     if panel.limit:
         # One line for all GPUs: GPUs of a machine mostly have the same limit.
         limit = max(float(table[panel.limit].max()) for table in log.gpus.values()) / panel.scale

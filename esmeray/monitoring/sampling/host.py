@@ -66,11 +66,11 @@ class HostSampler:
 
 
 class ProcessSampler:
-    """Sampler of this process and its descendants. ``clock`` returns seconds; for tests."""
+    """Sampler of this process and its descendants."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._process = psutil.Process()
-        self._cpu = Rates(clock)
+        self._cpu = Rates(time.monotonic)
 
     def read(self) -> dict[str, float]:
         """Return ``rss_bytes`` and ``cpu_percent`` (100 per core.

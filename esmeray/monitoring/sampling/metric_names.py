@@ -25,130 +25,65 @@ class Metric(NamedTuple):
         return "esmeray_" + "_".join(piece for piece in self.name.split("/") if not piece.startswith("{"))
 
 
-PANELS: dict[str, dict[str, tuple[Metric, ...]]] = {
-    "Training": {
-        "Loss": (Metric("train/loss", "number", "Training loss of the last logged step"),),
-    },
-    "Throughput": {
-        "Real tokens per second": (Metric("throughput/tokens_per_s", "tokens/s", "Real tokens of all workers"),),
-        "Model FLOPs utilisation": (
-            Metric(
-                "throughput/mfu",
-                "share",
-                "Model FLOPs utilisation: operations of the model, as a share of the devices' peak",
-            ),
-        ),
-        "Step": (Metric("throughput/step_s", "seconds", "Duration of an optimizer step"),),
-        "Phases of a step": (
-            Metric("data/worker/{worker}/data_wait_s", "seconds", "Part of a step: waiting for batches"),
-            Metric("throughput/worker/{worker}/forward_s", "seconds", "Part of a step: forward pass"),
-            Metric("throughput/worker/{worker}/backward_s", "seconds", "Part of a step: backward pass"),
-            Metric("throughput/worker/{worker}/optimizer_s", "seconds", "Part of a step: update of the weights"),
-            Metric(
-                "throughput/worker/{worker}/communication_s", "seconds", "Part of a step: waiting for other workers"
-            ),
-            Metric("throughput/worker/{worker}/checkpoint_s", "seconds", "Part of a step: copying checkpoints"),
-        ),
-        "Step of each worker": (Metric("throughput/worker/{worker}/step_s", "seconds", "Duration of a worker's step"),),
-    },
-    "GPU and memory": {
-        "GPU utilisation": (Metric("gpu/{gpu}/util", "percent", "Share of time in which a kernel ran"),),
-        "GPU memory in use": (
-            Metric("gpu/{gpu}/mem_used_bytes", "bytes", "GPU memory in use, by all processes"),
-            Metric("gpu/{gpu}/mem_total_bytes", "bytes", "Total GPU memory"),
-        ),
-        "GPU memory read or written": (
-            Metric("gpu/{gpu}/mem_util", "percent", "Share of time in which GPU memory was read or written"),
-        ),
-        "Temperature": (Metric("gpu/{gpu}/temperature_c", "celsius", "Temperature of the chip"),),
-        "Power": (
-            Metric("gpu/{gpu}/power_w", "watts", "Power draw of the board"),
-            Metric("gpu/{gpu}/power_limit_w", "watts", "Power limit of the board"),
-        ),
-        "Clocks": (
-            Metric("gpu/{gpu}/sm_clock_mhz", "MHz", "Clock of the SMs"),
-            Metric("gpu/{gpu}/sm_clock_max_mhz", "MHz", "Highest clock of the SMs"),
-            Metric("gpu/{gpu}/memory_clock_mhz", "MHz", "Clock of the memory"),
-        ),
-        "Throttle reasons (NVML's bits)": (
-            Metric("gpu/{gpu}/throttle_reasons", "bits", "Reasons for lowered clocks, as NVML's bits"),
-        ),
-        "PCIe": (
-            Metric("gpu/{gpu}/pcie_tx_bytes_per_s", "bytes/s", "Sent over PCIe"),
-            Metric("gpu/{gpu}/pcie_rx_bytes_per_s", "bytes/s", "Received over PCIe"),
-        ),
-        "NVLink": (
-            Metric("gpu/{gpu}/nvlink_tx_bytes_per_s", "bytes/s", "Sent over all NVLinks"),
-            Metric("gpu/{gpu}/nvlink_rx_bytes_per_s", "bytes/s", "Received over all NVLinks"),
-        ),
-        "Memory errors": (
-            Metric("gpu/{gpu}/ecc_corrected", "count", "Memory errors corrected since the driver was loaded"),
-            Metric("gpu/{gpu}/ecc_uncorrected", "count", "Memory errors not corrected since the driver was loaded"),
-        ),
-        "Processes": (Metric("gpu/{gpu}/processes", "count", "Processes that compute on the GPU"),),
-        "In tensors, reserved, peak": (
-            Metric("gpu/worker/{worker}/torch_allocated_bytes", "bytes", "In tensors, on the worker's GPU"),
-            Metric(
-                "gpu/worker/{worker}/torch_reserved_bytes", "bytes", "Reserved by torch's allocator, including tensors"
-            ),
-            Metric("gpu/worker/{worker}/torch_peak_bytes", "bytes", "Maximum in tensors, in this epoch"),
-        ),
-        "Reserved but unused": (
-            Metric(
-                "gpu/worker/{worker}/torch_fragmentation", "share", "Share of the reserved memory that holds no tensor"
-            ),
-        ),
-        "Allocation retries": (
-            Metric(
-                "gpu/worker/{worker}/torch_alloc_retries",
-                "count",
-                "Number of times that torch released cached memory and retried an allocation",
-            ),
-        ),
-    },
-    "Host": {
-        "Memory": (
-            Metric("host/mem_used_bytes", "bytes", "Memory in use (not available)"),
-            Metric("host/mem_available_bytes", "bytes", "Memory that is available without swapping"),
-            Metric("host/mem_total_bytes", "bytes", "Memory of the machine, or the limit of its container"),
-        ),
-        "Resident memory with loaders": (
-            Metric("host/worker/{worker}/rss_bytes", "bytes", "Resident memory of the worker and its loader processes"),
-        ),
-        "Cores": (Metric("host/cpu_percent", "percent", "CPU utilisation over all cores"),),
-        "CPU of the workers (100 is a core)": (
-            Metric(
-                "host/worker/{worker}/cpu_percent", "percent", "CPU time of the worker and its loaders; 100 is one core"
-            ),
-        ),
-        "Disks": (
-            Metric("host/disk_read_bytes_per_s", "bytes/s", "Read from all disks"),
-            Metric("host/disk_write_bytes_per_s", "bytes/s", "Written to all disks"),
-        ),
-        "Network": (
-            Metric("host/net_sent_bytes_per_s", "bytes/s", "Sent over all network interfaces"),
-            Metric("host/net_received_bytes_per_s", "bytes/s", "Received over all network interfaces"),
-        ),
-    },
-    "Data": {
-        "Unused token budget": (
-            Metric("data/padding_share", "share", "Unused share of the token budget"),
-            Metric("data/worker/{worker}/padding_share", "share", "Unused share of the token budget"),
-        ),
-        "Ready batches": (
-            Metric("data/worker/{worker}/loader_queue_depth", "count", "Prefetched batches that wait for the worker"),
-        ),
-        "Cache hits": (
-            Metric(
-                "data/worker/{worker}/feature_cache_hit_rate",
-                "share",
-                "Share of features or structures found in the cache",
-            ),
-        ),
-    },
-}
-"""Metrics by panel, and panels by row of the dashboard (:mod:`.grafana`)."""
-METRICS = tuple(metric for panels in PANELS.values() for metrics in panels.values() for metric in metrics)
+METRICS = (
+    Metric("train/loss", "number", "Training loss of the last logged step"),
+    Metric("throughput/tokens_per_s", "tokens/s", "Real tokens of all workers"),
+    Metric(
+        "throughput/mfu", "share", "Model FLOPs utilisation: operations of the model, as a share of the devices' peak"
+    ),
+    Metric("throughput/step_s", "seconds", "Duration of an optimizer step"),
+    Metric("data/worker/{worker}/data_wait_s", "seconds", "Part of a step: waiting for batches"),
+    Metric("throughput/worker/{worker}/forward_s", "seconds", "Part of a step: forward pass"),
+    Metric("throughput/worker/{worker}/backward_s", "seconds", "Part of a step: backward pass"),
+    Metric("throughput/worker/{worker}/optimizer_s", "seconds", "Part of a step: update of the weights"),
+    Metric("throughput/worker/{worker}/communication_s", "seconds", "Part of a step: waiting for other workers"),
+    Metric("throughput/worker/{worker}/checkpoint_s", "seconds", "Part of a step: copying checkpoints"),
+    Metric("throughput/worker/{worker}/step_s", "seconds", "Duration of a worker's step"),
+    Metric("gpu/{gpu}/util", "percent", "Share of time in which a kernel ran"),
+    Metric("gpu/{gpu}/mem_used_bytes", "bytes", "GPU memory in use, by all processes"),
+    Metric("gpu/{gpu}/mem_total_bytes", "bytes", "Total GPU memory"),
+    Metric("gpu/{gpu}/mem_util", "percent", "Share of time in which GPU memory was read or written"),
+    Metric("gpu/{gpu}/temperature_c", "celsius", "Temperature of the chip"),
+    Metric("gpu/{gpu}/power_w", "watts", "Power draw of the board"),
+    Metric("gpu/{gpu}/power_limit_w", "watts", "Power limit of the board"),
+    Metric("gpu/{gpu}/sm_clock_mhz", "MHz", "Clock of the SMs"),
+    Metric("gpu/{gpu}/sm_clock_max_mhz", "MHz", "Highest clock of the SMs"),
+    Metric("gpu/{gpu}/memory_clock_mhz", "MHz", "Clock of the memory"),
+    Metric("gpu/{gpu}/throttle_reasons", "bits", "Reasons for lowered clocks, as NVML's bits"),
+    Metric("gpu/{gpu}/pcie_tx_bytes_per_s", "bytes/s", "Sent over PCIe"),
+    Metric("gpu/{gpu}/pcie_rx_bytes_per_s", "bytes/s", "Received over PCIe"),
+    Metric("gpu/{gpu}/nvlink_tx_bytes_per_s", "bytes/s", "Sent over all NVLinks"),
+    Metric("gpu/{gpu}/nvlink_rx_bytes_per_s", "bytes/s", "Received over all NVLinks"),
+    Metric("gpu/{gpu}/ecc_corrected", "count", "Memory errors corrected since the driver was loaded"),
+    Metric("gpu/{gpu}/ecc_uncorrected", "count", "Memory errors not corrected since the driver was loaded"),
+    Metric("gpu/{gpu}/processes", "count", "Processes that compute on the GPU"),
+    Metric("gpu/worker/{worker}/torch_allocated_bytes", "bytes", "In tensors, on the worker's GPU"),
+    Metric("gpu/worker/{worker}/torch_reserved_bytes", "bytes", "Reserved by torch's allocator, including tensors"),
+    Metric("gpu/worker/{worker}/torch_peak_bytes", "bytes", "Maximum in tensors, in this epoch"),
+    Metric("gpu/worker/{worker}/torch_fragmentation", "share", "Share of the reserved memory that holds no tensor"),
+    Metric(
+        "gpu/worker/{worker}/torch_alloc_retries",
+        "count",
+        "Number of times that torch released cached memory and retried an allocation",
+    ),
+    Metric("host/mem_used_bytes", "bytes", "Memory in use (not available)"),
+    Metric("host/mem_available_bytes", "bytes", "Memory that is available without swapping"),
+    Metric("host/mem_total_bytes", "bytes", "Memory of the machine, or the limit of its container"),
+    Metric("host/worker/{worker}/rss_bytes", "bytes", "Resident memory of the worker and its loader processes"),
+    Metric("host/cpu_percent", "percent", "CPU utilisation over all cores"),
+    Metric("host/worker/{worker}/cpu_percent", "percent", "CPU time of the worker and its loaders; 100 is one core"),
+    Metric("host/disk_read_bytes_per_s", "bytes/s", "Read from all disks"),
+    Metric("host/disk_write_bytes_per_s", "bytes/s", "Written to all disks"),
+    Metric("host/net_sent_bytes_per_s", "bytes/s", "Sent over all network interfaces"),
+    Metric("host/net_received_bytes_per_s", "bytes/s", "Received over all network interfaces"),
+    Metric("data/padding_share", "share", "Unused share of the token budget"),
+    Metric("data/worker/{worker}/padding_share", "share", "Unused share of the token budget"),
+    Metric("data/worker/{worker}/loader_queue_depth", "count", "Prefetched batches that wait for the worker"),
+    Metric(
+        "data/worker/{worker}/feature_cache_hit_rate", "share", "Share of features or structures found in the cache"
+    ),
+)
+"""All metrics, in the order of docs/monitoring.md; docker/grafana/esmeray.json shows them."""
 RUN_METRICS = {
     "tokens_per_s": "throughput/tokens_per_s",
     "step_s": "throughput/step_s",

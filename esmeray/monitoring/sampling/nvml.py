@@ -20,7 +20,7 @@ from esmeray.monitoring.sampling.host import Rates
 PCIE_EVERY_S = 5.0
 """Seconds between measurements of PCIe traffic, one GPU each."""
 
-# NVML's bits of reasons for lowered clocks (nvmlClocksEventReason*, earlier nvmlClocksThrottleReason*).
+# NVML's bits of reasons for lowered clocks (nvmlClocksEventReason*).
 THERMAL_REASONS = 0x020 | 0x040
 """Thermal slowdown, by the chip or by the driver."""
 POWER_REASONS = 0x004 | 0x080
@@ -133,7 +133,7 @@ class _Gpu:
             lambda: {"processes": len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))},
             lambda: {"ecc_corrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC)},
             lambda: {"ecc_uncorrected": ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)},
-            self._throttling,
+            lambda: {"throttle_reasons": nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)},
             self._nvlink_traffic,
             self._pcie_traffic,
         ]
@@ -156,13 +156,6 @@ class _Gpu:
         if failure is not None and not metrics:  # nothing could be read: treat the GPU as lost, whatever the error
             raise failure
         return GpuSample(self.index, self._uuid, metrics)
-
-    def _throttling(self) -> Metrics:
-        """Return throttle reasons by the current name, or by the name in drivers before CUDA 12.2."""
-        try:
-            return {"throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)}
-        except pynvml.NVMLError_FunctionNotFound:
-            return {"throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)}
 
     def _nvlink_traffic(self) -> Metrics:
         """Return the payload over all links; NVML counts it in KiB."""

@@ -52,7 +52,6 @@ class Sampler:
         path: the file; created with its folder if absent, otherwise appended to.
         worker, device: rank and compute device.
         node: also sample the machine and all its GPUs; set for one worker per machine.
-        prometheus: also export the values through Ray, if it runs.
         warn: called from the thread with one line if something can't be read or written, once per cause.
         flops_per_token, peak_tflops: FLOPs of both passes, and the peak of all devices together; for the MFU.
         clock: Unix seconds; for tests.
@@ -63,7 +62,6 @@ class Sampler:
     device: torch.device
     node: bool
     interval_s: float
-    prometheus: bool
     warn: Callable[[str], None]
     flops_per_token: float | None = None
     peak_tflops: float | None = None
@@ -146,8 +144,7 @@ class Sampler:
         }
         record |= {name: uuids for name, uuids in (("gpu", self._uuid), ("gpus", self._uuids)) if uuids}
         self._guarded("the file of samples", lambda: self._append(record))
-        if self.prometheus:
-            self._guarded("Prometheus", lambda: self._export(values))
+        self._guarded("Prometheus", lambda: self._export(values))
 
     def _read(self, noted: _Noted) -> Values:
         process = self._guarded("psutil", self._process.read)

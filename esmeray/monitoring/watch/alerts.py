@@ -8,13 +8,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from esmeray.monitoring.advice import advise
-from esmeray.monitoring.section import AlertsSection
-from esmeray.monitoring.watch.progress import Pace
 from esmeray.run_folder.metrics_log import MetricsLog, Record, RecordTail, steady_time
 
 UTILIZATION_PERCENT, UTILIZATION_WINDOW_S = 50.0, 120.0
 """GPU utilisation below which an alert is raised, and seconds that it must last."""
+MEMORY_PERCENT = 95.0
+"""Share of a device's or the host's memory in use from which an alert is raised."""
 BAND_PERCENT = 5.0
 """Hysteresis in percentage points, so that a value near the threshold raises one alert only."""
 _GIB = 2.0**30
@@ -23,9 +22,8 @@ _GIB = 2.0**30
 class AlertSink:
     """Sink that writes ``path``, created with the first alert; alerts left raised by an earlier start are cleared."""
 
-    def __init__(self, path: Path, settings: AlertsSection) -> None:
-        self._path, self._settings = path, settings
-        self._pace = Pace()
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._raised: set[tuple[str, str]] = set()
         self._idle_since_s: dict[str, float] = {}  # by GPU
         self._worked: set[str] = set()
@@ -38,7 +36,6 @@ class AlertSink:
                 self._append(record | over, record)
 
     def write(self, record: Record) -> None:
-        self._pace.update(record)
         if record["kind"] == "train" and "loss" in record:
             self._check_loss(record)
         elif record["kind"] == "sample":
@@ -85,30 +82,18 @@ class AlertSink:
         since_s = self._idle_since_s.setdefault(gpu, record["time"]) if gpu in self._worked else math.inf
         if record["time"] - since_s >= UTILIZATION_WINDOW_S:
             state = f"{gpu}: utilisation under {threshold:g} % for {UTILIZATION_WINDOW_S:g} s, now {percent:.0f} %"
-            self._set("low_utilization", gpu, True, f"{state}: {self._reason()}", record)
+            self._set("low_utilization", gpu, True, f"{state}: `esmeray train status` names the cause", record)
 
     def _check_memory(self, subject: str, values: Mapping[str, float], remedy: str, record: Record) -> None:
         used, total = values.get("mem_used_bytes"), values.get("mem_total_bytes")
         if used is None or not total:
             return
-        percent, threshold = 100 * used / total, self._settings.memory_percent
+        percent, threshold = 100 * used / total, MEMORY_PERCENT
         if ("memory", subject) in self._raised:
             threshold -= BAND_PERCENT
         state = f"{subject}: {used / _GIB:.1f} of {total / _GIB:.1f} GiB of memory in use ({percent:.0f} %)"
         full = percent >= threshold
         self._set("memory", subject, full, f"{state}: {remedy}" if full else state, record)
-
-    def _reason(self) -> str:
-        """Return the part of a step for which the GPUs wait longest."""
-        facts = self._pace.facts()
-        waits = [advice for advice in advise(facts) if advice.topic in ("loading", "communication", "checkpoints")]
-        if waits:
-            return f"{waits[0].finding}: {waits[0].actions[0].text}"
-        if facts.data_wait is None:
-            return "the phases of a step were not measured"
-        return (
-            f"loading is not the reason ({facts.data_wait:.0%} of a step): raise batch.tokens to give the GPU more work"
-        )
 
     def _gpus(self, record: Record) -> dict[str, dict[str, float]]:
         """Return values of the run's GPUs, by number and last part of the name.

@@ -23,7 +23,6 @@ from esmeray.common.figure_style import (
     RED,
     heading,
     legend,
-    number_text,
     picture,
     style,
     style_steps,
@@ -49,24 +48,13 @@ def draw_curves(records: Iterable[Record], path: Path, title: str, labels: Metri
         heading(rates, "Learning rate")
         rates.plot(*_series(kinds["train"], "learning_rate"), color=GREY, linewidth=1.8)
         rates.set_ylim(bottom=0)
-        rates.yaxis.set_major_formatter(number_text)
+        rates.yaxis.set_major_formatter("{x:g}")
         _draw_speed(speeds, kinds["train"])
         resumed = sorted({event["step"] for event in kinds["event"] if event["event"] == "resumed"})
         for axes in (losses, metrics, rates, speeds):
             style_steps(axes)
             for step in resumed:
                 axes.axvline(step, color=INK, linestyle=":", linewidth=1.0, alpha=0.7, zorder=0)
-        if resumed:
-            losses.annotate(
-                "resumed",
-                (resumed[0], 0.02),
-                xycoords=("data", "axes fraction"),
-                fontsize=8,
-                color=INK,
-                rotation=90,
-                ha="right",
-                va="bottom",
-            )
         for axes in (rates, speeds):
             axes.set_xlabel("step", color=INK)
 
@@ -159,8 +147,6 @@ def _draw_metrics(axes: Axes, validations: Sequence[Record], labels: MetricLabel
                 label=label,
             )
     axes.set_ylim(max(lowest * 1.05, LOWEST_METRIC), 1.0)
-    if not axes.lines:
-        axes.text(0.5, 0.5, "no validation yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
     legend(axes)
 
 

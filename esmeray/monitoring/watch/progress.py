@@ -14,15 +14,12 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from esmeray.common.text import amount, duration
 from esmeray.monitoring.advice import Facts
 from esmeray.run_folder.metrics_log import MetricLabels, Record
 
-BAR_COLUMNS = 20
 _STYLES = {"raised": "yellow", "validation": "dim"}
 """Styles of alerts by state, and of validation metrics."""
 _EVENTS = {
@@ -32,10 +29,10 @@ _EVENTS = {
     "resumed": "step {step}: resumed from {checkpoint}",
     "resized": "step {step}: from {from} to {to} workers ({why})",
     "nonfinite": "step {step}: loss or gradient not finite, update skipped",
+    "loss_scale_lowered": "step {step}: loss scale lowered",
     **dict.fromkeys(("memory_guard", "hung", "rewound"), "step {step}: {message}"),
 }
 """Text of events; empty for events that the progress line or the end of the run reports."""
-_NO_STEP: Record = {"step": 0}
 _STEPS = 50
 """Number of logged steps to average over."""
 
@@ -160,42 +157,30 @@ class ProgressSink:
         self._shown = self._pace.step
         self._next_s = self._clock() + self._plain_every_s
 
-    def _draw(self) -> Table:
+    def _draw(self) -> Text:
         """Return the line for a terminal; rich keeps other output above it."""
-        line, width = Table.grid(padding=(0, 1, 0, 0)), self._console.width
-        bar = []
-        if width >= 150:  # narrower terminals leave the bar out
-            bar = [ProgressBar(self._pace.total_steps, (self._pace.step or _NO_STEP)["step"], BAR_COLUMNS)]
-            width -= BAR_COLUMNS + 1
-        line.add_row(*bar, Text(self._describe(width), no_wrap=True, overflow="ellipsis"))
-        return line
+        return Text(self._describe(), no_wrap=True, overflow="ellipsis")
 
-    def _describe(self, columns: float = math.inf) -> str:
-        """Return step, loss, tokens and time so far, tokens/s, lr and time left, as far as known.
+    def _describe(self) -> str:
+        """Return step, loss, skipped steps, time left, tokens/s, tokens and time so far, and lr, as far as known.
 
-        If the line exceeds ``columns``, parts are removed in this order: lr, tokens and time so far, speed, loss, time
-        left.
+        The most important parts come first, since a narrow terminal cuts the end.
         """
-        pace, last = self._pace, self._pace.step or _NO_STEP
-        parts = {"step": f"step {last['step']}/{pace.total_steps}"}
-        if pace.step is not None:
-            parts["loss"] = f"loss {loss_text(last)}"
-            if "tokens_seen" in last:
-                # Losses of runs are comparable at equal tokens or time, not at equal steps.
-                parts["seen"] = f"after {amount(last['tokens_seen'])} tokens, {duration(pace.elapsed_s)}"
-            parts["speed"] = f"{amount(pace.tokens_per_s())} tokens/s"
-            if last.get("learning_rate") is not None:
-                parts["rate"] = f"lr {last['learning_rate']:.2e}"
-            if left_s := pace.seconds_left():
-                parts["left"] = f"{duration(left_s)} left"
-            if last.get("skipped_steps"):
-                parts["skipped"] = f"{last['skipped_steps']} skipped"
-        # The least important first.
-        for name in ("rate", "seen", "speed", "loss", "left"):
-            if len(" · ".join(parts.values())) <= columns:
-                break
-            parts.pop(name, None)
-        return " · ".join(parts.values())
+        pace, last = self._pace, self._pace.step
+        if last is None:
+            return f"step 0/{pace.total_steps}"
+        parts = [f"step {last['step']}/{pace.total_steps}", f"loss {loss_text(last)}"]
+        if last.get("skipped_steps"):
+            parts.append(f"{last['skipped_steps']} skipped")
+        if left_s := pace.seconds_left():
+            parts.append(f"{duration(left_s)} left")
+        parts.append(f"{amount(pace.tokens_per_s())} tokens/s")
+        if "tokens_seen" in last:
+            # Losses of runs are comparable at equal tokens or time, not at equal steps.
+            parts.append(f"after {amount(last['tokens_seen'])} tokens, {duration(pace.elapsed_s)}")
+        if last.get("learning_rate") is not None:
+            parts.append(f"lr {last['learning_rate']:.2e}")
+        return " · ".join(parts)
 
     def _text(self, record: Record) -> str | None:
         """Return the text of an event, alert or validation, the first validation with definitions; None for others."""
@@ -229,8 +214,7 @@ def describe_event(record: Record) -> str | None:
         return _EVENTS[event].format_map(record) or None
     if "message" in record:
         return f"{event}: {record['message']}"
-    details = [f"{name} {value}" for name, value in record.items() if name not in ("kind", "step", "event", "time")]
-    return f"step {record['step']}: {event.replace('_', ' ')}" + (f" ({', '.join(details)})" if details else "")
+    return f"step {record['step']}: {event}"
 
 
 def describe_alert(record: Record) -> str:

@@ -22,15 +22,19 @@ class Sink(Protocol):
         """Finish: no more records follow."""
 
 
-class CurvesSink:
-    """Sink that draws a run's curves.png after a validation, at most every ``every_s`` seconds, and at the end."""
+CURVES_EVERY_S = 300.0
+"""Minimum time between two drawings of a run's curves, in seconds."""
 
-    def __init__(self, run: RunFolder, labels: MetricLabels, every_s: float = 300.0) -> None:
-        self._run, self._labels, self._every_s = run, labels, every_s
+
+class CurvesSink:
+    """Sink that draws a run's curves.png after a validation, at most every five minutes, and at the end."""
+
+    def __init__(self, run: RunFolder, labels: MetricLabels) -> None:
+        self._run, self._labels = run, labels
         self._drawn_s = time.monotonic()  # a short run draws at its end only
 
     def write(self, record: Record) -> None:
-        if record["kind"] == "validation" and time.monotonic() - self._drawn_s >= self._every_s:
+        if record["kind"] == "validation" and time.monotonic() - self._drawn_s >= CURVES_EVERY_S:
             self.close()
             self._drawn_s = time.monotonic()
 

@@ -20,7 +20,7 @@ from esmeray.dataset.tokens.base import SequenceTokenizer, load_tokenizer, open_
 from esmeray.dataset.tokens.token_store import ensure_tokens
 from esmeray.model.backbones.source import source_type
 from esmeray.model.cost.memory import count_parameters
-from esmeray.model.heads.settings import best_metric, check_pooling, loss_name
+from esmeray.model.heads.settings import best_metric, check_loss, check_pooling
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize, check_length
@@ -75,7 +75,7 @@ class ClassifierPlan(TaskPlan):
         """Raise an error if the config alone shows that targets of this kind are impossible."""
         section = self.model.classifier
         best_metric(section, kind)
-        loss_name(section, kind)
+        check_loss(section, kind)
         check_pooling(section, kind)
         source_type(self.model.backbone)  # raises for a missing source before its weights are read
 

@@ -285,9 +285,8 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
     mirror.begin()
     say("starting the workers ...")
     signals.hand_over(run.request_stop, "stopping and saving a checkpoint (press Ctrl-C again to stop immediately)")
-    sinks: list[Sink] = [ProgressSink(plan.total_steps, metric_labels()), CurvesSink(run, metric_labels())]
-    if config.monitoring.alerts.enabled:
-        sinks.append(AlertSink(run.alerts, config.monitoring.alerts))
+    labels = metric_labels()
+    sinks: list[Sink] = [ProgressSink(plan.total_steps, labels), CurvesSink(run, labels), AlertSink(run.alerts)]
     watcher = RunWatcher(run, sinks, warn=warn)
     # Use the maximum number of workers, since it may change during the run.
     wandb = WandbFollowers(config.wandb, run, plan.workers.allowed[-1], warn=warn)

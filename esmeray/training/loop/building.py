@@ -175,7 +175,6 @@ def _sampler(
         device=context.device,
         node=context.local_rank == 0,
         interval_s=training.gpu_log_interval,
-        prometheus=monitoring.prometheus,
         warn=partial(logger.warning, "worker %d: %s", context.rank),
         flops_per_token=flops_per_token,
         # Token counts are summed over all workers, so the peak must be as well.

@@ -54,7 +54,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("head", [8, 24])  # each is compiled: less than a vector, and no multiple of one
 @pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
-def test_output_and_gradients_are_those_of_fp64(dtype, head, turned):
+def test_output_and_gradients_equal_fp64(dtype, head, turned):
     *inputs, d_out = heads(LENGTHS, head, dtype)
     exact = [x.double().requires_grad_() for x in inputs]
     query, key, value = exact
@@ -158,7 +158,7 @@ def test_offsets_that_are_none_are_refused_before_any_memory_is_touched(wrong):
         cpu_attention(query, key, value, offsets([9]), 1.0, rotary_tables(frequencies(8), 8))
 
 
-def test_what_the_kernel_does_not_take_is_left_to_others():
+def test_the_kernel_rejects_unsupported_shapes_and_dtypes():
     query = torch.empty(4, 4, 8)
     assert kernel_takes(query, query) and not kernel_takes(query, query[:, :2])
     for other in (query[..., :7], query.half(), query.to("meta")):

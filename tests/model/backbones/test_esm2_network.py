@@ -27,7 +27,7 @@ def test_the_same_seed_draws_the_weights_that_transformers_draws():
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.state_dict().items())
 
 
-def test_a_config_means_what_it_means_to_transformers():
+def test_a_config_has_the_same_defaults_as_in_transformers():
     """Fingerprints of features depend on the whole config."""
     for settings in (esm2_config(TINY).to_dict(), {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1}):
         ours = type(esm2_config(TINY))(**settings).to_dict()

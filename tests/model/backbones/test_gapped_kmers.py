@@ -10,7 +10,7 @@ from tests.model.support import assert_near, pack_sequences
 LETTERS = "".join(VOCABULARY[residue] for residue in STANDARD_RESIDUES)
 
 
-def test_the_mean_of_features_is_that_of_the_sequences_own_kmers():
+def test_mean_features_equal_the_sum_over_a_sequences_own_kmers():
     sequences = ["MKTAYIAKQRQ", "MKXAYIUKQ", "AC", "WWWWWW"]
     batch = pack_sequences(sequences)
     backbone = KmerBackbone(5)

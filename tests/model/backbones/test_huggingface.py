@@ -147,17 +147,3 @@ def test_variants_of_backbones_equal_one_sequence_at_a_time(kind, changes, longe
     if longest is not None:
         with pytest.raises(ConfigError, match=rf"data\.max_length to at most {longest - 2}"):
             backbone(token_batch([longest + 1]))
-
-
-@torch.no_grad()
-def test_t5_is_padded_in_groups_of_like_length():
-    backbone = wrapped(small_model("t5")).eval()
-    shapes: list[torch.Size] = []
-    backbone.model.register_forward_pre_hook(
-        lambda _, __, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True
-    )
-    many = token_batch([300, 3, 270, 2, 210, 1] * 4)
-    features = segments(backbone(many), many)
-    assert 1 < len(shapes) < many.num_sequences
-    assert sum(rows * length for rows, length in shapes) <= many.num_tokens + 512 * len(shapes)
-    assert_near(features[:6], features_alone(small_model("t5"), many)[:6])

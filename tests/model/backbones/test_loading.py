@@ -70,7 +70,7 @@ def test_drawn_weights_depend_on_the_seed_alone(kind):
 
 @pytest.mark.parametrize("kind", ["bert", "qwen2", "t5", "esm"])
 @torch.no_grad()
-def test_loaded_weights_are_those_of_the_folder_packed_and_padded(kind, tmp_path, batch):
+def test_packed_and_padded_backbones_have_the_folders_weights(kind, tmp_path, batch):
     model = save_small_model(tmp_path, kind)
     backbone = build(tmp_path).eval()
     theirs = model.state_dict()
@@ -142,12 +142,12 @@ def _change_config(folder: Path, **changes: Any) -> None:
             ConfigError,
             "'made_up', which transformers does not have, and custom model",
         ),
-        ("bert", {"is_decoder": True}, ConfigError, "is a decoder"),
+        ("bert", {"is_decoder": True}, ConfigError, "a bert that is a decoder"),
         (
             "modernbert",
             {"layer_types": ["full_attention", "sliding_attention"]},
             ConfigError,
-            "has sliding-window attention",
+            "a modernbert that is a decoder or has sliding-window attention",
         ),
         ("bert", {"model_type": None}, ConfigError, "has no model_type"),
         ("bert", {"quantization_config": {"bits": 4}}, ConfigError, "are quantized"),
@@ -192,7 +192,7 @@ def test_neither_pickles_nor_code_of_a_folder_are_run(kind, tmp_path):
     with pytest.raises(DataError, match="are damaged, or a pickle that could run code"):
         build(folder)
     (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(ConfigError, match=r"only optimizer\.pt, a pickle"):
+    with pytest.raises(ConfigError, match=r"other pickles than .* are never read"):
         build(folder)
     assert not planted.exists()
 
@@ -203,8 +203,8 @@ def test_neither_pickles_nor_code_of_a_folder_are_run(kind, tmp_path):
         ({"source": "esm2_t6_8m"}, "did you mean esm2_t6_8M"),
         ({"source": "resnet"}, "use a size .esm2_t6_8M"),
         ({"source": "./nowhere"}, "folder ./nowhere not found"),
-        ({"source": "esm2_t6_8M", "hidden_size": 64}, r"64 can't be split into 20 heads.*one of \[1, 2, 4, 8, 16, 32"),
-        ({"source": "esm2_t6_8M", "hidden_size": 20}, "even number of channels"),
+        ({"source": "esm2_t6_8M", "hidden_size": 64}, r"64 can't be split into 20 heads.*a multiple of 40"),
+        ({"source": "esm2_t6_8M", "hidden_size": 20}, "a multiple of 40"),
         ({"source": "brt"}, "did you mean bert"),
         ({"source": "facebook/esm2_t6_8M_UR50D", "layers": 2}, "layers can't be set for trained weights"),
     ],

@@ -32,7 +32,7 @@ def counted(model):
         ("multiclass", {"pooling": "last"}, {"lora": {"rank": 2, "targets": ["all-linear"]}}),
     ],
 )
-def test_the_count_of_a_classifier_is_that_of_the_built_model(source, kind, classifier, backbone):
+def test_the_count_of_a_classifier_equals_the_built_model(source, kind, classifier, backbone):
     section = ModelSection(
         task="classifier",
         backbone={"source": source, "layers": 2, "hidden_size": 32, "heads": 2, **backbone},

@@ -46,7 +46,7 @@ def test_card_and_config_describe_the_run(tmp_path, autoencoder):
 
 
 @pytest.mark.parametrize(("task", "architecture"), [("autoencoder", "EsmModel"), ("masked_lm", "EsmForMaskedLM")])
-def test_lines_of_the_card_load_every_weight_and_give_what_the_model_does(
+def test_code_of_the_card_loads_every_weight_and_gives_equal_features(
     tmp_path, request, task, architecture, caplog, monkeypatch
 ):
     model = request.getfixturevalue(task).eval()

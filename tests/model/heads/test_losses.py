@@ -11,12 +11,11 @@ from torch.nn import functional
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.model.heads.losses import TargetLoss, balanced_class_weights
-from esmeray.model.heads.settings import loss_name
+from esmeray.model.heads.settings import check_loss
 from esmeray.model.section import ClassifierSection
 
 ROWS, CLASSES = 6, 4
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 3.0])
-FOCAL = {"loss": "focal", "focal_gamma": 2.0}
 
 
 def loss_of(kind, weights=None, label_weights=None, **settings):
@@ -50,25 +49,7 @@ def test_losses_of_classes_labels_and_numbers_are_torchs(logits, classes, labels
     torch.testing.assert_close(loss_of("regression")(logits, labels).mean(), functional.mse_loss(logits, labels))
 
 
-def test_focal_is_the_papers(logits, classes, labels):
-    p = logits.softmax(-1)[torch.arange(ROWS), classes]
-    expected = -CLASS_WEIGHTS[classes] * (1 - p) ** 2 * p.log()
-    torch.testing.assert_close(loss_of("multiclass", CLASS_WEIGHTS, **FOCAL)(logits, classes), expected)
-    p = torch.where(labels == 1, logits.sigmoid(), 1 - logits.sigmoid())
-    alpha = torch.where(labels == 1, CLASS_WEIGHTS, 1.0)
-    expected = (-alpha * (1 - p) ** 2 * p.log()).mean(-1)
-    torch.testing.assert_close(loss_of("multilabel", CLASS_WEIGHTS, **FOCAL)(logits, labels), expected)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
-def test_focal_of_certain_answers_has_finite_gradients(gamma):
-    logits = torch.tensor([[200.0, 0.0], [-200.0, 0.0]], requires_grad=True)
-    for kind, targets in (("multiclass", torch.tensor([0, 0])), ("multilabel", torch.tensor([[1.0, 1.0], [1.0, 0.0]]))):
-        loss_of(kind, loss="focal", focal_gamma=gamma)(logits, targets).sum().backward()
-    assert logits.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.2}, FOCAL], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.2}], ids=str)
 @pytest.mark.parametrize("weights", [None, CLASS_WEIGHTS])
 def test_ignored_classes_have_no_loss_and_no_gradient(logits, classes, settings, weights):
     loss = loss_of("multiclass", weights, **settings)
@@ -80,16 +61,13 @@ def test_ignored_classes_have_no_loss_and_no_gradient(logits, classes, settings,
     torch.testing.assert_close(losses[~ignored], expected[~ignored])
 
 
-@pytest.mark.parametrize("settings", [{}, FOCAL], ids=str)
-def test_label_weights_multiply_the_loss_of_known_labels(logits, labels, settings):
+def test_label_weights_multiply_the_loss_of_known_labels(logits, labels):
     labels[0, 1] = labels[1, :3] = math.nan
     labels[4] = math.nan
     by_label = torch.tensor([0.2, 3.0, 0.7, 0.0])
-    losses = loss_of("multilabel", CLASS_WEIGHTS, by_label, **settings)(logits, labels)
+    losses = loss_of("multilabel", CLASS_WEIGHTS, by_label)(logits, labels)
     losses.sum().backward()
-    columns = [
-        loss_of("multilabel", CLASS_WEIGHTS[[k]], **settings)(logits[:, [k]], labels[:, [k]]) for k in range(CLASSES)
-    ]
+    columns = [loss_of("multilabel", CLASS_WEIGHTS[[k]])(logits[:, [k]], labels[:, [k]]) for k in range(CLASSES)]
     known = ~labels.isnan() * by_label
     expected = (torch.stack(columns, 1) * known).sum(1) / known.sum(1)
     torch.testing.assert_close(losses, expected.nan_to_num())
@@ -100,18 +78,15 @@ def test_label_weights_multiply_the_loss_of_known_labels(logits, labels, setting
 @pytest.mark.parametrize(
     ("kind", "settings", "key"),
     [
-        ("multiclass", {"loss": "bce"}, "loss bce does not support data.labels.kind multiclass"),
-        ("multilabel", {"loss": "cross_entropy"}, "use auto or bce or focal"),
-        ("regression", {"loss": "focal"}, "use auto or mse"),
-        ("multilabel", {"label_smoothing": 0.1}, "label_smoothing needs loss cross_entropy, not bce"),
-        ("multiclass", {"loss": "focal", "label_smoothing": 0.1}, "label_smoothing"),
+        ("multilabel", {"label_smoothing": 0.1}, "label_smoothing does not support data.labels.kind multilabel"),
+        ("regression", {"label_smoothing": 0.1}, "label_smoothing"),
         ("regression", {"class_weights": "balanced"}, "class_weights"),
         ("binary", {"label_weights": "w.tsv"}, "label_weights needs data.labels.kind multilabel, not binary"),
     ],
 )
-def test_what_does_not_go_together_is_refused(kind, settings, key):
+def test_settings_of_the_loss_that_do_not_fit_the_targets_are_refused(kind, settings, key):
     with pytest.raises(ConfigError, match=key):
-        loss_name(ClassifierSection(**settings), kind)
+        check_loss(ClassifierSection(**settings), kind)
 
 
 def test_balanced_weights_are_scikit_learns_and_of_labels_their_ratio(labels):
@@ -129,9 +104,3 @@ def test_balanced_weights_are_scikit_learns_and_of_labels_their_ratio(labels):
         assert weights[column].item() == pytest.approx(positive / negative)
     alike = torch.tensor([[0.0, 1.0, math.nan], [0.0, 1.0, math.nan]])
     assert balanced_class_weights("multilabel", [alike], 3).tolist() == [1, 1, 1], "which never occur"
-
-
-def test_class_weights_stay_fp32_and_out_of_the_saved_state():
-    loss = loss_of("multiclass", CLASS_WEIGHTS.double() / 3).bfloat16()
-    assert torch.equal(loss.class_weights, (CLASS_WEIGHTS.double() / 3).float())
-    assert loss.state_dict() == {}

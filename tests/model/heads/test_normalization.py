@@ -21,15 +21,6 @@ def measured(features):
     return statistics
 
 
-def test_masked_tokens_do_not_count(features):
-    mask = torch.arange(len(features)) % 2 == 0
-    whole = measured(features[mask])
-    features[~mask] = torch.nan
-    masked = FeatureStatistics(4)
-    masked.update(features, mask)
-    assert all(map(torch.equal, masked.finalize(), whole.finalize()))
-
-
 def test_normalising_and_back_is_identity(features):
     normalization = Normalization(4)
     normalization.set(measured(features))

@@ -69,7 +69,7 @@ def of_the_paper(module: LightAttention, residues_LD: torch.Tensor) -> torch.Ten
 
 @pytest.mark.parametrize("kernel", [1, 4, 9])
 @pytest.mark.parametrize(("prefix", "suffix"), AROUND)
-def test_packed_light_attention_is_that_of_the_paper_for_each_sequence(kernel, prefix, suffix):
+def test_packed_light_attention_equals_the_papers_for_each_sequence(kernel, prefix, suffix):
     torch.manual_seed(0)
     module = LightAttention(CHANNELS, kernel, 0.0, prefix, suffix)
     batch = batch_of_lengths([length + prefix + suffix for length in RESIDUES])

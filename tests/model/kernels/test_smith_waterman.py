@@ -43,7 +43,7 @@ def coded(residues: list[bytes], by: Scoring) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("case", CASES)
-def test_scores_in_torch_and_on_a_gpu_are_those_of_parasail(case, device):
+def test_scores_in_torch_and_on_a_gpu_equal_parasails(case, device):
     targets = sequences([1, 2, 40, 90, 3, *range(20, 20 + LANES), 150, 150, *([5000] if device == "cuda" else [])])
     queries = [targets[2], targets[-1][:333], b"W", *sequences([15, 16, 17, 33], seed=1)]
     by = scoring(*case)
@@ -56,7 +56,7 @@ def test_no_sequences_and_no_query_have_no_scores():
     assert computed([b""], [b"MKV"], by, "cpu").tolist() == [[0]]
 
 
-def test_scores_under_tritons_interpreter_are_those_of_parasail():
+def test_scores_under_tritons_interpreter_equal_parasails():
     pytest.importorskip("triton", reason="needs Triton, which the CPU build of torch leaves out")
     code = "from tests.model.kernels.test_smith_waterman import interpreted; interpreted()"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

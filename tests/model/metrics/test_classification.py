@@ -80,7 +80,7 @@ def assert_rankings_of_scikit_learn(found, truth, scores, weights):
 @cases
 @few
 @pytest.mark.filterwarnings("ignore")
-def test_metrics_of_classes_are_those_of_scikit_learn(seed, rows, classes, decimals, weighted):
+def test_metrics_of_classes_equal_scikit_learns(seed, rows, classes, decimals, weighted):
     scores, targets = class_case(seed, rows, classes, decimals, occurring=max(1, classes - seed % 2))
     weights = weights_of(seed, rows, weighted)
     predicted = scores.argmax(axis=1)
@@ -100,7 +100,7 @@ def test_metrics_of_classes_are_those_of_scikit_learn(seed, rows, classes, decim
 @cases
 @few
 @pytest.mark.filterwarnings("ignore")
-def test_metrics_of_labels_are_those_of_scikit_learn(seed, rows, classes, decimals, weighted):
+def test_metrics_of_labels_equal_scikit_learns(seed, rows, classes, decimals, weighted):
     scores, targets = label_case(seed, rows, classes, decimals)
     weights = weights_of(seed, rows, weighted)
     if seed % 3 == 0:
@@ -117,7 +117,7 @@ def test_metrics_of_labels_are_those_of_scikit_learn(seed, rows, classes, decima
 
 @cases
 @few
-def test_metrics_of_numbers_are_those_of_scikit_learn_and_scipy(seed, rows, classes, decimals, weighted):
+def test_metrics_of_numbers_equal_scikit_learns_and_scipys(seed, rows, classes, decimals, weighted):
     predicted, measured = number_case(seed, rows, classes, decimals=2 if decimals == 1 else 8)
     weights = weights_of(seed, rows, weighted)
     found = classification_metrics("regression", predicted, measured, weights)
@@ -141,7 +141,7 @@ def test_calibration_error_is_the_gap_of_each_bin_by_its_share():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_fmax_is_that_of_cafa(seed):
+def test_fmax_equals_cafas(seed):
     """Radivojac et al. 2013: mean precision over records with a prediction, mean recall over records with a label."""
     scores, targets = label_case(seed, 30, 4, 2 if seed else 8)
     targets[0] = 0
@@ -186,7 +186,7 @@ def test_unknown_labels_and_numbers_are_left_out_one_by_one():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_undefined_is_left_out_and_nothing_is_nan(kind):
+def test_undefined_metrics_are_left_out_and_none_is_nan(kind):
     columns = 2 if kind == "binary" else 3
     by_number = kind in ("multilabel", "regression")
     for rows, value in ((1, 0), (1, 1), (9, 0), (9, 1)):
@@ -207,7 +207,7 @@ def test_a_prediction_of_nan_is_refused():
         classification_metrics("binary", np.array([[-3.0, 4.0]]), np.array([0]))
 
 
-def test_metrics_of_each_class_are_those_of_scikit_learn():
+def test_metrics_of_each_class_equal_scikit_learns():
     scores, targets = class_case(2, 60, 4)
     each = metrics_of_each("multiclass", scores, targets)
     expected = metrics.confusion_matrix(targets, scores.argmax(axis=1))

@@ -51,7 +51,7 @@ def test_rotation_and_translation_change_nothing_and_reflection_does(seed: int):
 
 
 @pytest.mark.parametrize("neighbours", [12, 500])
-def test_packed_structures_give_what_each_gives_alone(neighbours: int):
+def test_packed_structures_give_the_same_features_as_alone(neighbours: int):
     model = encoder(neighbours)
     with torch.no_grad():
         together = model(packed(*FOLDS))

@@ -50,7 +50,7 @@ def test_nvidia_smi_logs_are_read_with_their_units(path):
     pd.testing.assert_frame_equal(read_gpu_log(path).gpus["0"], trace)
 
 
-def test_missing_columns_are_named_with_what_is_near_and_what_is_there(path):
+def test_missing_columns_are_named_with_the_nearest_and_all_columns(path):
     write(path, "timestamp,index,utilization.gpu,mem.used,memory.total,temp.gpu,power.draw", "1,0,2,3,4,5,6")
     with pytest.raises(DataError) as error:
         read_gpu_log(path)
@@ -86,11 +86,3 @@ def test_damaged_lines_of_a_gpu_log_are_passed_over(path):
     trace = read_gpu_log(path).gpus["0"]
     assert trace["time"].tolist() == [0, 1, 3, 4]
     assert np.isnan(trace["util"]).tolist() == [False, True, True, False], "what the driver does not know"
-
-
-def test_reasons_in_columns_of_their_own_are_put_together(path):
-    header = SMI_QUERY.replace("event_reasons.active", "throttle_reasons.sw_power_cap")
-    header += ", clocks_throttle_reasons.hw_thermal_slowdown"
-    lines = [smi(0, reasons="Active") + ", Active", smi(1, reasons="Not Active") + ", Active"]
-    trace = read_gpu_log(write(path, header, *lines)).gpus["0"]
-    assert trace["throttle_reasons"].tolist() == [0x44, 0x40]

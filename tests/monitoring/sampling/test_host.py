@@ -26,17 +26,6 @@ def test_resident_memory_of_a_worker_includes_its_loaders():
     assert with_loader - alone > HELD_BYTES
 
 
-def test_cpu_of_a_worker_is_the_growth_of_its_cpu_time(monkeypatch):
-    now, used = 100.0, 5.0
-    times = namedtuple("times", "user system")
-    monkeypatch.setattr(psutil.Process, "cpu_times", lambda process: times(used, 1.0))
-    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])  # other tests may have started some
-    sampler = ProcessSampler(clock=lambda: now)
-    assert "cpu_percent" not in sampler.read()  # a rate needs two readings
-    now, used = 104.0, 11.0
-    assert sampler.read()["cpu_percent"] == pytest.approx(150.0)
-
-
 def test_disk_and_network_are_rates_between_readings(monkeypatch):
     now, disk, net = 10.0, Bytes(1000, 2000), Traffic(300, 400)
     monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: {"one": disk})

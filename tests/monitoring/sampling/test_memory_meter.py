@@ -34,7 +34,7 @@ def test_sandbox_that_does_not_reset_the_peak_gives_the_memory_in_use(monkeypatc
     assert MemoryMeter(CPU).peak_bytes() == pytest.approx(psutil.Process().memory_info().rss, abs=PAGES)
 
 
-def test_running_out_is_told_from_other_failures():
+def test_out_of_memory_errors_are_recognized():
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(refused.value)

@@ -11,12 +11,22 @@ from esmeray.monitoring.sampling import nvml
 from esmeray.monitoring.sampling.metric_names import METRICS
 from esmeray.monitoring.sampling.nvml import PCIE_EVERY_S, NvmlDevices
 
-FIGURES = {"util": 87, "mem_util": 31, "mem_used_bytes": 30, "mem_total_bytes": 100, "temperature_c": 61}
-FIGURES |= {"power_w": 350.5, "power_limit_w": 700.0, "throttle_reasons": 0x24, "processes": 2}
-FIGURES |= {"sm_clock_mhz": 1755, "sm_clock_max_mhz": 1980, "memory_clock_mhz": 2619}
-FIGURES |= {"ecc_corrected": 3, "ecc_uncorrected": 1}
-
-
+METRIC_VALUES = {
+    "util": 87,
+    "mem_util": 31,
+    "mem_used_bytes": 30,
+    "mem_total_bytes": 100,
+    "temperature_c": 61,
+    "power_w": 350.5,
+    "power_limit_w": 700.0,
+    "throttle_reasons": 0x24,
+    "processes": 2,
+    "sm_clock_mhz": 1755,
+    "sm_clock_max_mhz": 1980,
+    "memory_clock_mhz": 2619,
+    "ecc_corrected": 3,
+    "ecc_uncorrected": 1,
+}
 ANSWERS = {
     "UUID": lambda gpu: f"GPU-{gpu:04d}",
     "UtilizationRates": lambda gpu: SimpleNamespace(gpu=87, memory=31),
@@ -27,7 +37,6 @@ ANSWERS = {
     "ClockInfo": lambda gpu, clock: {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}[clock],
     "MaxClockInfo": lambda gpu, clock: 1980,
     "CurrentClocksEventReasons": lambda gpu: 0x24,
-    "CurrentClocksThrottleReasons": lambda gpu: 0x44,
     "TotalEccErrors": lambda gpu, kind, counter: {0: 3, 1: 1}[kind],
     "ComputeRunningProcesses_v3": lambda gpu: [10, 5],
     "PcieThroughput": lambda gpu, way: 5000 + way,
@@ -43,7 +52,7 @@ class Driver:
         self.init: int | None = None
         self.failing: dict[tuple[int, str] | str, int] = {}
         """Error codes by (GPU, function) or by function, nvmlDeviceGet left out."""
-        self.asked: list[tuple[int, str]] = []
+        self.calls: list[tuple[int, str]] = []
         self.links_kib = [1000, 500]
         self.open = 0
         self.warnings: list[str] = []
@@ -52,14 +61,14 @@ class Driver:
         return NvmlDevices(self.warnings.append, clock=lambda: self.now_s)
 
     def answer(self, function: str, gpu: int, *more: Any) -> Any:
-        self.asked.append((gpu, function))
+        self.calls.append((gpu, function))
         code = self.failing.get((gpu, function)) or self.failing.get((gpu, "*")) or self.failing.get(function)
         if code is not None:
             raise pynvml.NVMLError(code)
         return ANSWERS[function](gpu, *more)
 
-    def fields(self, gpu: int, asked: list[tuple[int, int]]) -> list[SimpleNamespace]:
-        assert [scope for _, scope in asked] == [0xFFFFFFFF] * 2
+    def fields(self, gpu: int, wanted: list[tuple[int, int]]) -> list[SimpleNamespace]:
+        assert [scope for _, scope in wanted] == [0xFFFFFFFF] * 2
         values = [SimpleNamespace(ullVal=kib) for kib in self.links_kib]
         return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=value) for value in values]
 
@@ -84,38 +93,33 @@ def driver(monkeypatch) -> Driver:
     return driver
 
 
-def without_traffic(figures: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in figures.items() if "link" not in name and "pcie" not in name}
+def without_traffic(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if "link" not in name and "pcie" not in name}
 
 
-def test_all_gpus_are_read_and_all_that_is_read_has_a_name(driver, monkeypatch):
+def test_all_gpus_are_read_and_every_metric_has_a_name(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     devices = driver.devices()
     samples = devices.read()
     assert [(sample.index, sample.uuid) for sample in samples] == [(0, "GPU-0000"), (1, "GPU-0001")]
-    assert [without_traffic(sample.metrics) for sample in samples] == [FIGURES] * 2
+    assert [without_traffic(sample.metrics) for sample in samples] == [METRIC_VALUES] * 2
     driver.now_s = PCIE_EVERY_S
     names = {f"gpu/{{gpu}}/{name}" for name in devices.read()[1].metrics}
     assert names == {metric.name for metric in METRICS if "{gpu}" in metric.name}
     assert driver.warnings == []
 
 
-def test_an_older_driver_is_asked_by_the_older_name(driver):
+def test_unsupported_metrics_are_left_out_and_others_are_tried_again(driver):
     devices = driver.devices()
-    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED  # a MIG slice does not support it
-    slice_lacks = {(1, name): unsupported for name in ("UtilizationRates", "TotalEccErrors")}
-    driver.failing = slice_lacks | {
-        "PowerUsage": pynvml.NVML_ERROR_TIMEOUT,
-        "CurrentClocksEventReasons": pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    }
-    metrics = devices.read()[0].metrics
-    assert "power_w" not in metrics and metrics["throttle_reasons"] == 0x44
-    driver.failing = slice_lacks
+    unsupported = {(1, name): pynvml.NVML_ERROR_NOT_SUPPORTED for name in ("UtilizationRates", "TotalEccErrors")}  # MIG
+    driver.failing = unsupported | {"PowerUsage": pynvml.NVML_ERROR_TIMEOUT}
+    assert "power_w" not in devices.read()[0].metrics
+    driver.failing = unsupported
     for _ in range(2):
-        whole, slice_ = (without_traffic(sample.metrics) for sample in devices.read())
-        assert whole == FIGURES
-        assert FIGURES.keys() - slice_.keys() == {"util", "mem_util", "ecc_corrected", "ecc_uncorrected"}
-    assert driver.asked.count((1, "UtilizationRates")) == 1
+        whole, mig_slice = (without_traffic(sample.metrics) for sample in devices.read())
+        assert whole == METRIC_VALUES
+        assert METRIC_VALUES.keys() - mig_slice.keys() == {"util", "mem_util", "ecc_corrected", "ecc_uncorrected"}
+    assert driver.calls.count((1, "UtilizationRates")) == 1
     assert driver.warnings == []
 
 
@@ -134,7 +138,7 @@ def test_a_lost_gpu_is_one_warning_and_the_others_continue(driver):
     assert len(driver.warnings) == 2 and "version mismatch" in driver.warnings[1]
 
 
-def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(driver, monkeypatch, tmp_path):
+def test_broken_driver_is_one_warning_and_a_missing_one_is_none(driver, monkeypatch, tmp_path):
     for code, node, warned in [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, tmp_path / "nvidiactl", False),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, tmp_path, True),
@@ -150,7 +154,7 @@ def test_driver_that_does_not_work_is_a_warning_but_where_there_is_none(driver, 
         driver.warnings.clear()
 
 
-def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(driver):
+def test_pcie_is_measured_for_one_gpu_at_a_time_in_turn(driver):
     devices = driver.devices()
     seen = []
     for driver.now_s in (0.0, 1.0, PCIE_EVERY_S, PCIE_EVERY_S + 1.0, 2 * PCIE_EVERY_S):
@@ -159,14 +163,4 @@ def test_pcie_is_measured_for_one_gpu_at_a_time_in_turns_and_not_too_often(drive
     measured, none = (5000.0 + rx) * 1000, None
     assert tx != rx
     assert seen == [[measured, none], [none, none], [none, measured], [none, none], [measured, none]]
-    assert [gpu for gpu, function in driver.asked if "Pcie" in function] == [0, 0, 1, 1, 0, 0]
-
-
-def test_nvlink_traffic_is_the_growth_of_its_counters(driver):
-    devices = driver.devices()
-    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics  # a rate needs two readings
-    driver.now_s, driver.links_kib = 2.0, [1000 + 10, 500 + 4]
-    metrics = devices.read()[0].metrics
-    assert (metrics["nvlink_tx_bytes_per_s"], metrics["nvlink_rx_bytes_per_s"]) == (5 * 1024, 2 * 1024)
-    driver.now_s, driver.links_kib = 3.0, [0, 0]  # the counters were reset
-    assert "nvlink_tx_bytes_per_s" not in devices.read()[0].metrics
+    assert [gpu for gpu, function in driver.calls if "Pcie" in function] == [0, 0, 1, 1, 0, 0]

@@ -40,7 +40,7 @@ def path(tmp_path) -> Path:
 @pytest.fixture
 def make(path, warnings) -> Callable[..., Sampler]:
     own = {"path": path, "worker": 3, "device": CPU, "warn": warnings.append}
-    return partial(Sampler, **{"node": False, "interval_s": NEVER_S, "prometheus": False, **own})
+    return partial(Sampler, **{"node": False, "interval_s": NEVER_S, **own})
 
 
 @pytest.fixture
@@ -88,22 +88,6 @@ def test_a_sample_has_the_process_and_the_last_noted_step(make, path, warnings):
     assert {name: value for name, value in values.items() if "/worker/" not in name} == of_run
 
 
-def test_sample_of_the_node_holds_the_machine_and_each_gpu(make, path, monkeypatch, warnings):
-    gpus = [GpuSample(index, f"GPU-{index}", {"util": 50.0 + index, "power_w": 300.0}) for index in (0, 1)]
-    closed = []
-    devices = SimpleNamespace(read=lambda: gpus, close=lambda: closed.append(True))
-    monkeypatch.setattr(sampler_module, "NvmlDevices", lambda warn: devices)
-    sampler = make(node=True).start()
-    sampler.close()
-    values = read_metrics(path)[-1]["metrics"]
-    gpu_values = {"gpu/0/util": 50.0, "gpu/0/power_w": 300.0, "gpu/1/util": 51.0, "gpu/1/power_w": 300.0}
-    assert {name: value for name, value in values.items() if name.startswith("gpu/")} == gpu_values
-    assert values["host/mem_total_bytes"] > values["host/mem_available_bytes"]
-    assert all(find(name) is not None for name in values)
-    assert closed == [True]
-    assert warnings == []
-
-
 def test_memory_is_of_the_workers_gpu_with_its_peak_per_epoch(make, path, cuda):
     sampler = make(device=GPU)
     sampler.note(1, 0, STEP)
@@ -138,23 +122,27 @@ def test_disk_that_can_not_be_written_is_one_warning_and_is_tried_again(make, pa
     assert only_sample(path)["kind"] == "sample"
 
 
-def test_source_that_fails_is_one_warning_and_the_others_go_on(make, path, monkeypatch, warnings):
+def test_a_source_that_fails_is_one_warning_and_the_others_are_sampled(make, path, monkeypatch, warnings):
     def fail(process: psutil.Process) -> None:
         raise psutil.AccessDenied(1)
 
+    gpus = [GpuSample(index, f"GPU-{index}", {"util": 50.0 + index, "power_w": 300.0}) for index in (0, 1)]
+    closed = []
+    devices = SimpleNamespace(read=lambda: gpus, close=lambda: closed.append(True))
+    monkeypatch.setattr(sampler_module, "NvmlDevices", lambda warn: devices)
     monkeypatch.setattr(sampler_module.ProcessSampler, "read", fail)
     sampler = make(node=True)
     sampler.note(1, 0, STEP)
-    for _ in range(2):
-        sampler.sample()
-    assert len(warnings) == 1 and "AccessDenied" in warnings[0]
+    sampler.start().close()
+    assert closed == [True] and len(warnings) == 1 and "AccessDenied" in warnings[0]
     records = read_metrics(path)
-    told = [record for record in records if record["kind"] == "event"]
-    assert [(event["event"], event["message"]) for event in told] == [("warning", f"worker 3: {warnings[0]}")]
-    for record in (record for record in records if record["kind"] == "sample"):
-        assert record["metrics"]["throughput/worker/3/step_s"] == 4.0
-        assert "host/mem_used_bytes" in record["metrics"]
-        assert "host/worker/3/rss_bytes" not in record["metrics"]
+    assert [r["message"] for r in records if r["kind"] == "event"] == [f"worker 3: {warnings[0]}"]
+    values = records[-1]["metrics"]
+    gpu_values = {"gpu/0/util": 50.0, "gpu/0/power_w": 300.0, "gpu/1/util": 51.0, "gpu/1/power_w": 300.0}
+    assert {name: value for name, value in values.items() if name.startswith("gpu/")} == gpu_values
+    assert values["host/mem_total_bytes"] > values["host/mem_available_bytes"]
+    assert values["throughput/worker/3/step_s"] == 4.0 and "host/worker/3/rss_bytes" not in values
+    assert all(find(name) is not None for name in values)
 
 
 def test_driver_that_hangs_does_not_hold_up_the_end(make, monkeypatch, warnings):
@@ -195,7 +183,7 @@ def scraped(address: str) -> dict[tuple[str, str, str], float]:
 def test_figures_of_two_workers_are_on_rays_port(ray_address, make):
     workers = []
     for rank in range(2):
-        sampler = make(worker=rank, node=rank == 0, interval_s=0.2, prometheus=True)
+        sampler = make(worker=rank, node=rank == 0, interval_s=0.2)
         sampler.note(5, 0, {"tokens_per_s": 1234.0 + rank, "forward_s": 0.5 + rank, "loss": 2.25})
         as_if_of_a_gpu = {"gpu/3/util": 87.0, "not/known": 1.0, "throughput/mfu": float("nan")}
         sampler._export(as_if_of_a_gpu)

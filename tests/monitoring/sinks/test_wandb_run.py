@@ -17,17 +17,16 @@ import psutil
 import pytest
 from PIL import Image
 
-from esmeray.monitoring.sampling.metric_names import METRICS
 from esmeray.monitoring.section import WandbSection
 from esmeray.monitoring.sinks import wandb_run
-from esmeray.monitoring.sinks.wandb_follower import CURVES, WandbRows, wandb_values
+from esmeray.monitoring.sinks.wandb_follower import CURVES, wandb_values
 from esmeray.monitoring.sinks.wandb_run import PROGRAM, WandbFollowers
 from esmeray.run_folder.paths import Outcome, RunFolder, sample_file
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import Config
 from tests.conftest import REPOSITORY
 from tests.monitoring.fake_wandb_server import FakeWandbServer, fake_wandb_server
-from tests.monitoring.samples import BEGAN_S, append, sample, train, wait_until
+from tests.monitoring.samples import append, sample, train, wait_until
 from tests.monitoring.wandb_file import read_history, read_records
 
 pytestmark = pytest.mark.slow
@@ -38,7 +37,6 @@ MARK = "ESMERAY_TEST_MARK"
 RUN_ID = "abcd1234"
 RECORDS = [train(step, step) for step in range(1, 101)]
 VALUES = [wandb_values(record) for record in RECORDS]
-SECTIONS = {"train", "validation", "throughput", "data", "gpu", "host", "event", "alert"}
 LABELS = {"tags": ["esm2", "small"], "notes": "with *markup*", "group": "sizes", "job_type": "pretraining"}
 
 
@@ -167,7 +165,7 @@ def test_offline_is_the_default_with_a_run_per_worker(tmp_path, monkeypatch, mar
     assert [end.exit_code for end in records["exit"]] == [0]
 
 
-def test_server_gets_all_values_and_a_resumed_run_adds_what_is_new(tmp_path, mark, server):
+def test_server_gets_all_values_and_a_resumed_run_adds_new_ones(tmp_path, mark, server):
     run = Run(tmp_path / "run", "online", tags=["esm2"], notes="first")
     for steps, samples in ((range(60), range(2)), (range(60, 100), range(2, 4))):
         wandb = run.start()
@@ -208,34 +206,6 @@ def test_a_silent_server_costs_a_warning_and_uploads_later(tmp_path, monkeypatch
     upload = [sys.executable, "-m", PROGRAM, str(run.folder.path), "--mode", "online"]
     subprocess.run(upload, cwd=REPOSITORY, check=True, timeout=PATIENCE_S)
     assert server.values() == VALUES
-
-
-def test_one_run_holds_every_metric_of_all_workers():
-    rows = WandbRows(alerts_from_s=0.0, name_nodes=True)
-    records = [
-        train(1, 0),
-        *(
-            sample(w, 5 + w, host="ab"[w]) | {"metrics": {m.name.format(gpu=w, worker=w): float(w) for m in METRICS}}
-            for w in (0, 1)
-        ),
-        {"kind": "alert", "step": 1, "time": BEGAN_S + 9, "name": "memory", "state": "raised", "message": ""},
-        {"kind": "event", "step": 1, "time": BEGAN_S + 9, "event": "finished"},
-    ]
-    made = [rows.row(record).values for record in records]
-    shown = {name for values in made for name in values}
-    for metric in METRICS:
-        first, second = (metric.name.format(gpu=index, worker=index) for index in (0, 1))
-        section, _, rest = second.partition("/")
-        if rest.startswith("worker/"):
-            assert {first, second} <= shown
-        elif section in ("gpu", "host"):
-            assert {first, f"{section}/b/{rest}"} <= shown
-    assert {name.partition("/")[0] for name in shown if "/" in name} <= SECTIONS | {"position"}
-    step = train(1, 0, learning_rate=1e-3, tokens_per_s=9.0, forward_s=0.1, data_wait_s=0.2, padding_share=0.1)
-    by_step = {"train/loss", "train/learning_rate", "throughput/tokens_per_s", "throughput/forward_s"}
-    assert wandb_values(step).keys() == by_step | {"data/data_wait_s", "data/padding_share", "step"}
-    assert [values["elapsed_s"] for values in made if "elapsed_s" in values] == [5, 6, 9]
-    assert [values["_timestamp"] for values in made][:2] == [BEGAN_S, BEGAN_S + 5]
 
 
 def test_a_stalled_model_upload_ends_at_its_timeout(tmp_path, mark, server):

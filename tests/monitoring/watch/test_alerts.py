@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from esmeray.monitoring.section import AlertsSection
 from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.run_folder.metrics_log import Record, RecordTail
 from tests.monitoring.samples import GIB, sample, train
 
 INTERVAL_S = 10.0  # so that twelve samples are the window of an idle GPU
-SETTINGS = AlertsSection(memory_percent=90)
 
 
 @pytest.fixture
@@ -19,7 +17,7 @@ def alerts_of(tmp_path: Path):
     """Function that passes records to a sink and returns the content of its alerts.jsonl."""
 
     def write(records: list[Record]) -> list[Record]:
-        sink = AlertSink(tmp_path / "alerts.jsonl", SETTINGS)
+        sink = AlertSink(tmp_path / "alerts.jsonl")
         for record in records:
             sink.write(record)
         sink.close()
@@ -32,28 +30,18 @@ def states(alerts: list[Record]) -> list[tuple[str, str]]:
     return [(alert["name"], alert["state"]) for alert in alerts]
 
 
-def utilised(*percents: float, **step: float) -> list[Record]:
-    """GPU samples with these utilizations, after a step with these phase times."""
+def utilised(*percents: float) -> list[Record]:
+    """GPU samples with these utilizations, after a step."""
     samples = [sample(0, INTERVAL_S * number, gpu__0__util=percent) for number, percent in enumerate(percents)]
-    return [train(1, 0, **step), *samples]
+    return [train(1, 0), *samples]
 
 
-@pytest.mark.parametrize(
-    "step, words",
-    [
-        ({"step_s": 2.0, "data_wait_s": 1.24}, "62% of a step is spent waiting for batches"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "communication_s": 1.0}, "50% of a step is spent exchanging gradients"),
-        ({"step_s": 2.0, "data_wait_s": 0.1, "checkpoint_s": 0.8}, "40% of a step is spent writing checkpoints"),
-        ({"step_s": 2.0, "data_wait_s": 0.1}, "loading is not the reason (5% of a step)"),
-        ({}, "were not measured"),
-    ],
-)
-def test_idle_gpu_is_reported_after_its_window_with_the_likely_reason(alerts_of, step, words):
-    records = utilised(90, *[20] * 13, **step)
+def test_idle_gpu_is_reported_after_its_window(alerts_of):
+    records = utilised(90, *[20] * 13)
     assert alerts_of(records[:-1]) == []
     (alert,) = alerts_of(records)
     assert (alert["name"], alert["state"], alert["subject"]) == ("low_utilization", "raised", "GPU 0 on a")
-    assert "20 %" in alert["message"] and words in alert["message"]
+    assert "20 %" in alert["message"]
 
 
 def test_utilisation_below_the_threshold_is_reported_once(alerts_of):
@@ -76,9 +64,9 @@ def memory(*shares: float) -> list[Record]:
 
 def test_memory_near_its_limit_is_reported_once(alerts_of, tmp_path):
     assert alerts_of(memory(0.5)) == [] and not (tmp_path / "alerts.jsonl").exists()
-    alerts = alerts_of(memory(0.5, 0.91, 0.89, 0.92, 0.86, 0.84, 0.91))
+    alerts = alerts_of(memory(0.5, 0.96, 0.94, 0.97, 0.91, 0.89, 0.96))
     assert states(alerts) == [("memory", "raised"), ("memory", "cleared"), ("memory", "raised")]
-    assert "GPU 1 on a: 72.8 of 80.0 GiB of memory in use (91 %)" in alerts[0]["message"]
+    assert "GPU 1 on a: 76.8 of 80.0 GiB of memory in use (96 %)" in alerts[0]["message"]
     alert = alerts_of([sample(0, 0, host__mem_total_bytes=100.0 * GIB, host__mem_used_bytes=96.0 * GIB)])[-1]
     assert alert["subject"] == "host a" and "96.0 of 100.0 GiB" in alert["message"]
 

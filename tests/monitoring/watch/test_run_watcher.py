@@ -1,9 +1,10 @@
 import pytest
 
+from esmeray.monitoring.watch import run_watcher
 from esmeray.monitoring.watch.run_watcher import CurvesSink, RunWatcher
 from esmeray.run_folder.metrics_log import MetricsLog
 from esmeray.run_folder.paths import RunFolder, sample_file
-from tests.monitoring.samples import append, sample, train, wait_until
+from tests.monitoring.samples import append, sample, wait_until
 
 
 class Recorder:
@@ -58,17 +59,12 @@ def test_a_broken_sink_is_reported_once(run):
     assert len(warnings) == 1 and "broken sink" in warnings[0]
 
 
-def test_curves_are_drawn_after_a_validation_not_too_often_and_at_the_end(run):
-    CurvesSink(run, {}).close()
-    assert not run.curves.exists(), "a run that never began"
+def test_curves_are_drawn_after_a_validation(run, monkeypatch):
+    sink = CurvesSink(run, {})
     validation = {"kind": "validation", "step": 1, "loss": 1.0}
-    append(run.metrics, train(1, 1), validation)
-    often, seldom = CurvesSink(run, {}, every_s=0.0), CurvesSink(run, {})
-    for sink, drawn in ((seldom, False), (often, True)):
-        sink.write(train(1, 1))
-        assert not run.curves.exists()
-        sink.write(validation)
-        assert run.curves.exists() is drawn
-    run.curves.unlink()
-    seldom.close()
+    append(run.metrics, validation)
+    sink.write(validation)
+    assert not run.curves.exists(), "not in the first five minutes"
+    monkeypatch.setattr(run_watcher, "CURVES_EVERY_S", 0.0)
+    sink.write(validation)
     assert run.curves.read_bytes().startswith(b"\x89PNG")

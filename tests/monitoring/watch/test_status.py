@@ -37,7 +37,7 @@ def lines(run: RunFolder) -> list[str]:
     return list(status.lines())
 
 
-def test_running_run_has_step_speed_time_left_and_what_limits_it(run):
+def test_running_run_has_step_speed_time_left_and_bottleneck(run):
     append(run.metrics, *(step(number) for number in range(60, 76)))
     append(run.metrics, {"kind": "validation", "step": 75, "time": time.time(), "loss": 2.0})
     assert lines(run)[:4] == [
@@ -72,20 +72,6 @@ def test_states_before_the_first_step_and_after_the_end(run):
     assert lines(run)[0].startswith("mine: quiet")
     run.write_outcome(Outcome("finished", 1, "trained 1 step", 0))
     assert lines(run)[0] == "mine: finished, trained 1 step"
-
-
-def test_only_a_run_that_finished_or_failed_has_ended(run):
-    status = RunStatus(run.path, metric_labels())
-
-    def has_ended(outcome: str) -> bool:
-        run.write_outcome(Outcome(outcome, 1, "", 0))
-        status.update()
-        return status.has_ended
-
-    outcomes = ("resizing", "stopped", "finished", "diverged", "failed")
-    with held(run.path):
-        assert not any(map(has_ended, outcomes)), "a process is about to resume it"
-    assert [*map(has_ended, outcomes)] == [False, False, True, True, True]
 
 
 def test_a_killed_run_is_reported_as_saved_once_its_lock_is_free(run):

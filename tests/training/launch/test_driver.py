@@ -105,7 +105,7 @@ def test_finished_run_is_recognized_after_moved_data_or_changed_defaults(finishe
     run = run_folder(finished)
     before = content(run)
     moved = shutil.copy(finished.data.source[0], tmp_path / "moved.fasta")
-    elsewhere = settings(run.path.parent, str(moved), monitoring={"prometheus": False})
+    elsewhere = settings(run.path.parent, str(moved), monitoring={"peak_tflops": 1.0})
     data = elsewhere.data.model_copy(update={"stage_dir": str(tmp_path / "local")})
     assert command(elsewhere.model_copy(update={"data": data})) == 0
     assert "run tiny is finished" in capsys.readouterr().out
