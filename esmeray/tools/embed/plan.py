@@ -4,34 +4,110 @@ Nothing is embedded and no device is needed. Values are computed from the model'
 assumptions with your measurements: --plan.assume.tokens_per_s with the rate of a device in the table of embed run, or
 --plan.assume.mfu with its MFU. docs/embeddings.md has the formulas, and compares the values with published ones.
 
+Devices work independently, so hours are inversely proportional to their number. The store, network and disk are assumed
+to be faster than the devices.
+
 Examples:
   esmeray embed plan --plan.model esm2_t36_3B --plan.gpu h200 --plan.devices 64 --plan.price 3.2
-  esmeray embed plan --plan.proteins 6.8e9 --plan.gpu a100 --plan.output residues --plan.dtype int8
+  esmeray embed plan --plan.gpu a100 --plan.output residues
   esmeray embed plan --plan.model esm2_t6_8M --plan.gpu laptop --plan.devices 1 --plan.assume.tokens_per_s 25000
 """
 
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
 from rich.table import Table
 
 from esmeray.common.command_line import result_console
-from esmeray.common.errors import ConfigError, expanded
+from esmeray.common.errors import ConfigError
 from esmeray.common.text import did_you_mean, duration
-from esmeray.inference.embedding.forecast import Cost, EmbeddingPlanSection, Forecast, forecast, tokens_per_s
+from esmeray.inference.index.build import num_lists
 from esmeray.model.section import BackboneSection
-from esmeray.tools.grammar import OutputWriter, command
+from esmeray.tools.grammar import command
+from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, Section
 
+PROTEINS = (1e6, 1e7, 1e8, 1e9, 1e10)
+"""Numbers of proteins, one table row each."""
+RESIDUES = 330
+"""Mean residues per protein."""
+CONTEXT = 500
+"""Mean number of tokens that a token attends to. It exceeds RESIDUES: long proteins hold most tokens."""
+PRECISION: Precision = "bf16"
+CORES = 16
+"""CPU cores that share the queries."""
+VECTOR_BYTES = 2
+"""Bytes per value of the written vectors, which are fp16."""
+CODE_BYTES = 24
+"""Bytes in memory per row of a compressed index, in addition to its bits.
+
+8 for the row number, 16 for RaBitQ's factors and list overhead.
+
+Measured: 61 bytes per row for 320 channels, including 40 bytes of bits.
+"""
+EXACT_PRODUCTS_PER_S = 2.8e10
+"""Multiply-adds per second and core of an exact search. Measured on AMD Zen 3 (89 queries/s for 1,000,000 vectors of
+320 channels); higher with bf16 products.
+"""
+COMPRESSED_QUERIES_PER_S, AT_ROWS = 1200.0, 1_000_000
+"""Queries per second and core of a compressed index, and the number of its vectors. Measured on AMD Zen 3. The rate
+falls with larger clusters, because a fixed number of clusters is searched.
+"""
 _UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
 
 
-@command("embed plan", __doc__, made_by="embed plan")
-def main(plan: EmbeddingPlanSection, writer: OutputWriter) -> None:
-    output = expanded(plan.json_output) if plan.json_output else None
-    writer.refuse_file(output)
+class EmbeddingAssumptions(Section):
+    """Assumptions about devices. Replace them with your own measurements."""
+
+    mfu: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Share of the peak that the forward pass reaches (reported in the table of embed run)."""
+    tokens_per_s: PositiveFloat | None = None
+    """Tokens per second of a device, instead of peak and mfu: about the residues/s in the table of embed run."""
+
+
+class EmbeddingPlanSection(Section):
+    """Model, devices, output and search."""
+
+    model: str = "esm2_t33_650M"
+    """Model, as in embed run. For a hub name only config.json is downloaded."""
+    gpu: str = "H100"
+    """GPU: B200, H200, H100, A100, L40S or another name from nvidia-smi; any name with --plan.assume.tokens_per_s."""
+    devices: PositiveInt = 8
+    """Number of devices that share the proteins."""
+    price: PositiveFloat = 2.5
+    """Price per device and hour, in any currency."""
+    output: Literal["mean", "residues"] = "mean"
+    """Output: a vector per protein (mean) or per residue (residues)."""
+    index: Literal["exact", "compressed"] = "compressed"
+    """Kind of the index, which has one vector per protein."""
+    assume: EmbeddingAssumptions = EmbeddingAssumptions()
+
+
+class Cost(NamedTuple):
+    """Costs of a model: FLOP per token, FLOP of attention per pair of tokens, and channels of its vectors."""
+
+    flops_per_token: float
+    attention_flops: float
+    channels: int
+
+
+class Forecast(NamedTuple):
+    """Values for a number of proteins; ``memory_bytes`` is the memory of the index during search."""
+
+    proteins: float
+    hours: float
+    money: float
+    vector_bytes: float
+    index_bytes: float
+    memory_bytes: float
+    queries_per_s: float
+
+
+@command("embed plan", __doc__)
+def main(plan: EmbeddingPlanSection) -> None:
     cost = cost_of(plan.model)
-    rate = tokens_per_s(plan, cost, 0.0 if plan.assume.tokens_per_s else _peak_tflops(plan))
-    rows = [forecast(plan, cost, rate, proteins) for proteins in plan.proteins]
+    rate = tokens_per_s(plan, cost)
+    rows = [forecast(plan, cost, rate, proteins) for proteins in PROTEINS]
     result_console().print(_table(plan, rate, rows))
-    values = {"tokens_per_s": rate, "rows": [row._asdict() for row in rows]}
-    writer.write_json(output, {"settings": plan.model_dump(mode="json"), **values})
 
 
 def cost_of(model: str) -> Cost:
@@ -44,23 +120,54 @@ def cost_of(model: str) -> Cost:
     return Cost(*forward_flops(backbone), backbone.hidden_size)
 
 
-def _peak_tflops(plan: EmbeddingPlanSection) -> float:
+def tokens_per_s(plan: EmbeddingPlanSection, cost: Cost) -> float:
+    """Tokens per second of a device: as measured, or the reached share of its peak, divided by the FLOP per token."""
+    if plan.assume.tokens_per_s is not None:
+        return plan.assume.tokens_per_s
     from esmeray.monitoring.sampling.peaks import known_gpus, peak_tflops  # here: it loads torch
 
-    peak = peak_tflops(plan.gpu, plan.precision)
+    peak = peak_tflops(plan.gpu, PRECISION)
     if peak is None:
         gpus = known_gpus()
         raise ConfigError(
-            f"plan.gpu: {plan.gpu!r} has no known peak in {plan.precision}{did_you_mean(plan.gpu, gpus)}; use "
+            f"plan.gpu: {plan.gpu!r} has no known peak in {PRECISION}{did_you_mean(plan.gpu, gpus)}; use "
             f"one of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"
         )
-    return peak
+    return 1e12 * peak * plan.assume.mfu / (cost.flops_per_token + cost.attention_flops * CONTEXT)
+
+
+def forecast(plan: EmbeddingPlanSection, cost: Cost, rate: float, proteins: float) -> Forecast:
+    """Forecast the values for a number of proteins, at ``rate`` tokens per second and device."""
+    hours = proteins * (RESIDUES + 2) / (rate * plan.devices) / 3600  # two special tokens per protein
+    rows = proteins * (RESIDUES if plan.output == "residues" else 1)
+    if plan.index == "exact":
+        memory_bytes = proteins * 4 * cost.channels
+        index_bytes = proteins * 6 * cost.channels  # fp32 and the bf16 filter
+        core_queries = EXACT_PRODUCTS_PER_S / (proteins * cost.channels)
+    else:
+        memory_bytes = proteins * (cost.channels / 8 + CODE_BYTES)
+        index_bytes = memory_bytes + proteins * 2 * cost.channels  # fp16 values, which score the best rows again
+        smaller = _cluster_rows(AT_ROWS, cost.channels) / _cluster_rows(proteins, cost.channels)
+        core_queries = COMPRESSED_QUERIES_PER_S * smaller
+    return Forecast(
+        proteins,
+        hours,
+        hours * plan.devices * plan.price,
+        rows * cost.channels * VECTOR_BYTES,
+        index_bytes,
+        memory_bytes,
+        core_queries * CORES,
+    )
+
+
+def _cluster_rows(rows: float, channels: int) -> float:
+    return rows / num_lists(int(rows), channels)
 
 
 def _table(plan: EmbeddingPlanSection, rate: float, rows: list[Forecast]) -> Table:
     title = (
-        f"{plan.model} on {plan.devices:,} x {plan.gpu}, {plan.precision}, {rate:,.0f} tokens/s each; {plan.output} in "
-        f"{plan.dtype}; {plan.index} index, {plan.cores} cores"
+        f"{plan.model} on {plan.devices:,} x {plan.gpu}, {PRECISION}, {rate:,.0f} tokens/s each; {plan.output} in "
+        f"fp16; {plan.index} index, {CORES} cores"
     )
     table = Table(title=title, title_justify="left", box=None)
     for name in ("proteins", "time", "money", "vectors", "index", "index in memory", "queries/s"):
