@@ -60,15 +60,14 @@ def test_an_extended_index_gives_the_hits_of_one_built_at_once(sources, tmp_path
     first, second = sources
     # A compressed index keeps the clusters of its first vectors: probe all clusters, so that no hit is missed.
     probes = {"probes": 8} if kind == "compressed" else {}
-    lists = {"lists": 8} if kind == "compressed" else {}
-    make_index([first], section(tmp_path / "grown", kind=kind, **lists))
+    make_index([first], section(tmp_path / "grown", kind=kind))
     old = open_index(tmp_path / "grown", **probes)
     before = {path: path.stat().st_ino for path in (tmp_path / "grown" / "parts").iterdir()}
     built = make_index([first, second], section(tmp_path / "grown"))
     assert (built.new, built.known, built.manifest.count) == (300, 400, 700)
     assert all(path.stat().st_ino == inode for path, inode in before.items())
     assert old.count == 400 and old.ids(old.search(VECTORS[:1], 1)[0][0]) == ["p0"], "who had it open keeps it"
-    at_once = make_index(sources, section(tmp_path / "at_once", kind=kind, **lists))
+    at_once = make_index(sources, section(tmp_path / "at_once", kind=kind))
     assert at_once.manifest.count == 700
     # 70 hits make a compressed index score all rows again; each part rounds to fp16 in its own way.
     grown, whole = hits(tmp_path / "grown", 70, **probes), hits(tmp_path / "at_once", 70, **probes)
@@ -164,7 +163,6 @@ def test_other_vectors_kinds_and_files_are_refused_and_the_index_stays(sources, 
         (sources[1], folder, {"name": "mean", "kind": "compressed"}, "--index.kind compressed: .*exact"),
         (sources[1], folder, {"metric": "l2"}, "--index.metric l2: .*has metric cosine"),
         (sources[1], sources[0], {}, "already exists"),
-        (sources[0], tmp_path / "new", {"kind": "compressed", "lists": 500}, "lists 500: more lists than vectors"),
     ]:
         with pytest.raises((ConfigError, DataError), match=words):
             make_index([source], section(output, **more))

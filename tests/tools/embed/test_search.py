@@ -57,7 +57,7 @@ def test_an_index_gives_the_hits_of_the_folder_and_is_searched_in_itself(command
     command.done("embed search database --search.output own.tsv --search.top_k 3")
     outcome = command.done("embed index database --index.output exact.index")
     assert "exact.index: 200 vectors added; 200 vectors with 8 channels (exact, cosine, 1 part)" in outcome.out
-    compressed = "embed index database --index.output small.index --index.kind compressed --index.lists 4"
+    compressed = "embed index database --index.output small.index --index.kind compressed"
     command.done(compressed)
     for index, probes in ("exact", ""), ("small", " --search.probes 4"):
         command.done(f"embed search {index}.index --search.output {index}.tsv --search.queries queries{probes}")
