@@ -58,9 +58,5 @@ class EmbedJobSection(EmbedSection):
     """Maximum size of the cache in GB. Beyond it the oldest values are removed."""
     workers: PositiveInt | None = None
     """Number of cluster actors. Default: one per GPU, or one per CPU core."""
-    cpus_per_worker: PositiveInt = 1
-    """CPU cores per actor."""
     gpus_per_worker: PositiveFloat = 1.0
     """GPUs per actor; 0.5 runs two small models on each GPU."""
-    stage_dir: Path | None = None
-    """Folder on each node's local disk that the store is copied to."""
