@@ -55,8 +55,7 @@ QUICK = {
     "function evaluate": ["--evaluate.draws", "10"],
     "mutations campaign": ["--campaign.rounds", "2"],
     "mutations propose": ["--propose.number", "4"],
-    "profile devices": ["--profile.rounds", "1", "--profile.proteins", "20"],
-    "profile model": ["--profile.batches", "1", "--profile.batch_sizes", "none"],
+    "profile model": ["--profile.batch_sizes", "none"],
 }
 """Options that end a tool early, or reduce its measurements."""
 OUTPUTS = {
@@ -133,7 +132,7 @@ def made(artifacts, tmp_path_factory, no_pictures) -> Path:
     for name, options in ("embeddings", "--embed.outputs mean residues"), ("embeddings_hdf5", "--embed.format hdf5"):
         assert run(esmeray, f"embed run {model} {options} --embed.output {folder / name}".split()) == 0
     fit = f"--fit.input {folder / 'domains.fasta'} --fit.labels {folder / 'domains.tsv'} --fit.level 1"
-    fit += f" --fit.label_column classification --fit.features 8 --fit.output {folder / 'relatives'}"
+    fit += f" --fit.label_column classification --fit.output {folder / 'relatives'}"
     assert run(esmeray, ["embed", "fit", *fit.split()]) == 0
     index = ["--index.output", str(folder / "proteins.index")]
     assert run(esmeray, ["embed", "index", str(folder / "embeddings"), *index]) == 0
@@ -314,7 +313,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
     if name in OUTPUTS:
         output = workspace / OUTPUTS[name]
         shutil.rmtree(output) if output.is_dir() else output.unlink()
-    if name == "profile model":
+    if name in ("profile devices", "profile model"):
         without_stacks(monkeypatch)
         small_measurements(monkeypatch)
         monkeypatch.setattr("esmeray.tools.profile._training.profile_training", instead)

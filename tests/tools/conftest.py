@@ -23,20 +23,23 @@ def next_words(output: str) -> list[str]:
 
 
 def small_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the peak of products measured by smaller ones, two batches of a size, and a training by a short window."""
+    """Profile few proteins in few batches and rounds, with small products and a short training."""
     from esmeray.inference.profile import measuring
     from esmeray.monitoring.sampling.peaks import product_flops_per_s
-    from esmeray.tools.profile import _training
+    from esmeray.tools.profile import _training, devices
 
     monkeypatch.setattr(measuring, "product_flops_per_s", lambda *given: product_flops_per_s(*given[:2], 512))
+    monkeypatch.setattr(measuring, "TRACED_BATCHES", 3)
     monkeypatch.setattr(measuring, "WARMUP_RUNS", 1)
     monkeypatch.setattr(measuring, "RUNS", 2)
+    monkeypatch.setattr(devices, "PROTEINS", 4)
+    monkeypatch.setattr(devices, "ROUNDS", 2)
     monkeypatch.setattr(_training, "MeasurementSection", lambda: _training._TRACED)
     monkeypatch.setattr(_training, "TRACED_STEPS", 1)
 
 
 def without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have profiles made without stacks, which take most of their time, and no trace written."""
+    """Profile without Python functions, which take most of the time, and write no trace."""
     from torch.profiler import profile
 
     from esmeray.inference.profile import measuring

@@ -24,7 +24,6 @@ COMMANDS = {
     "predict": ("classify", "predict", "model", "--predict.input", "proteins.fasta", "--predict.output", "target.csv"),
     "evaluate": ("classify", "evaluate", "model", "--evaluate.input", "proteins.fasta", "--evaluate.output", "target"),
     "analyze_gpu_logs": ("profile", "log", "log.csv", "--profile.output", "target.png"),
-    "analyze_gpu_logs --json": ("profile", "log", "log.csv", "--profile.json_output", "target.json"),
     "embed": ("embed", "run", "--embed.models", "model", "--embed.input", "proteins.fasta", "--embed.output", "target"),
     "profile model": ("profile", "model", "model", *PROTEINS, "--profile.output", "target"),
     "fasta2lmdb": ("data", "convert", "--data.source", "proteins.fasta", "--convert.store", "target"),

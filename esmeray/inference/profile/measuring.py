@@ -58,6 +58,8 @@ RANGES = ("pooling", *NOT_COMPUTED)
 """Stages that inference records as profiler ranges."""
 INSIDE = {("pooling", stage) for stage in OPERATORS} | {("tokenize", "pack")}
 """Ranges, and inner stages that count separately: an output that reads tokens runs the whole model inside its range."""
+TRACED_BATCHES = 10
+"""Approximate number of traced batches; fewer if the input is smaller."""
 WARMUP_RUNS, RUNS = 3, 20
 """Batches of each size that are not measured, and batches that are."""
 
@@ -113,8 +115,8 @@ def profile_model(
     show(f"opening {name}")
     device = settings.device or choose_device().type
     shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision"})
-    embed = EmbedSection(outputs=settings.outputs or ["mean"], **shared)
-    subject = open_subject(name, embed, device, settings.outputs)
+    embed = EmbedSection(**shared)
+    subject = open_subject(name, embed, device)
     facts, backbone = subject.model.facts, subject.model.backbone
     result: dict[str, Any] = {
         "model": facts.name,
@@ -139,13 +141,13 @@ def profile_model(
                 texts = labelled.texts
             else:  # a file without labels is enough
                 texts = read_labelled(data.source, data.labels, tokenizer, data.ingest, with_labels=False).texts
-            job = _texts_job(subject, texts, settings.batches)
+            job = _texts_job(subject, texts)
         else:
             data = load_config(None, overrides).data
             store = job_store(data.source, data.ingest, Path(scratch))
             texts = [store.text(record) for record in range(len(store))]
             embed = embed.model_copy(update={"tokens": subject.tokens})  # the device's default, which the plan needs
-            job = _store_job(ShardWorker(subject.model, store, embed), store, embed, settings.batches)
+            job = _store_job(ShardWorker(subject.model, store, embed), store, embed)
         if "stages" in settings.steps:
             show("tracing")
             subject.run(texts[:1])  # warm-up
@@ -155,10 +157,10 @@ def profile_model(
     return result
 
 
-def _texts_job(subject: Subject, texts: Sequence[str], batches: int) -> Job:
-    """About ``batches`` batches of texts, evenly spaced over the lengths."""
+def _texts_job(subject: Subject, texts: Sequence[str]) -> Job:
+    """Batches of texts, evenly spaced over the lengths."""
     tokens_N = subject.token_counts(texts)
-    chosen = spread(tokens_N, batches * subject.tokens / float(tokens_N.mean()))
+    chosen = spread(tokens_N, TRACED_BATCHES * subject.tokens / float(tokens_N.mean()))
     sample = [texts[index] for index in chosen.tolist()]
     return Job(
         lambda: [rows for batch in subject.run(sample, subject.tokens) for rows in batch.arrays.values()],
@@ -167,10 +169,10 @@ def _texts_job(subject: Subject, texts: Sequence[str], batches: int) -> Job:
     )
 
 
-def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection, batches: int) -> Job:
-    """About ``batches`` batches of a store's sequences, read and computed as in an embedding job."""
+def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection) -> Job:
+    """Batches of a store's sequences, read and computed as in an embedding job."""
     plan, special = make_plan(store, settings, worker.facts.longest), worker.facts.special_tokens
-    chosen = spread(plan.lengths, batches * plan.budget / float(plan.lengths.mean() + special))
+    chosen = spread(plan.lengths, TRACED_BATCHES * plan.budget / float(plan.lengths.mean() + special))
     shard = Shard(0, plan.records[chosen], plan.lengths[chosen], plan.budget, plan.window)
     return Job(
         lambda: [values for arrays in worker.compute(shard)[0].values() for values in arrays.values()],
@@ -211,7 +213,7 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
         with record_function("write"), tempfile.TemporaryFile() as file:
             for values in results:
                 np.save(file, values)
-    write_trace(profiler, folder, on_cuda)
+    write_trace(profiler, folder)
     spent_s, elements = _by_stage(profiler, on_cuda)
     peaks = _peaks(model)
     least_s = _least_seconds(subject, job.tokens, elements, peaks)
@@ -248,11 +250,9 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def profiler_of(on_cuda: bool, **options: Any) -> profile:
-    """A profiler with shapes and stacks; ``options`` are torch's."""
+    """A profiler with shapes and Python functions; ``options`` are torch's."""
     return profile(
         activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_cuda],
-        # Without 'verbose' the events carry no Python stacks (torch 2.0 and later, pytorch/pytorch#100253).
-        experimental_config=torch._C._profiler._ExperimentalConfig(verbose=True),
         record_shapes=True,
         profile_memory=True,
         with_stack=True,
@@ -260,12 +260,10 @@ def profiler_of(on_cuda: bool, **options: Any) -> profile:
     )
 
 
-def write_trace(profiler: profile, folder: Path, on_cuda: bool) -> None:
-    """Write ``trace.json`` (for Perfetto) and ``stacks.txt`` (stacks with their microseconds, for flame graphs)."""
+def write_trace(profiler: profile, folder: Path) -> None:
+    """Write ``trace.json``, which Perfetto opens."""
     with atomic_file(folder / "trace.json") as path:
         profiler.export_chrome_trace(str(path))
-    with atomic_file(folder / "stacks.txt") as path:
-        profiler.export_stacks(str(path), "self_cuda_time_total" if on_cuda else "self_cpu_time_total")
 
 
 def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:

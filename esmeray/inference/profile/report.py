@@ -1,10 +1,9 @@
 """Render a profile as text and PNG. Sizes that are out of memory are not plotted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, legend, picture, style
@@ -19,17 +18,6 @@ _PANELS = (
     ("GPU memory (MB)", "gpu_memory_peak_mb", ()),
 )
 """Title, key and lines of each panel. A value without lines is a number."""
-_HEATMAP = (
-    ("ms per sample, mean", "latency_per_sample_ms", "mean", -1),
-    ("ms per sample, p95", "latency_per_sample_ms", "p95", -1),
-    ("ms per batch, mean", "latency_per_batch_ms", "mean", -1),
-    ("ms per batch, p99", "latency_per_batch_ms", "p99", -1),
-    ("samples/s", "samples_per_s", "", 1),
-    ("tokens/s", "tokens_per_s", "", 1),
-    ("CPU MB, peak", "cpu_memory_peak_mb", "", -1),
-    ("GPU MB, peak", "gpu_memory_peak_mb", "", -1),
-)
-"""Name, key and entry of each heatmap row; 1 if more is better, -1 if less is better."""
 
 
 def report(profile: Mapping[str, Any]) -> Iterator[str]:
@@ -137,48 +125,3 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
             # From 0, because otherwise a difference of 2 % would look large.
             axes.set(ylim=(0, None), xlabel=unit.replace("_", " "))
             legend(axes)
-
-
-def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
-    """Draw all metrics of all batch sizes as numbers, from red (worst of its row) to green (best)."""
-    unit, done = measured["unit"], [row for row in measured["rows"] if not row["error"]]
-    # Without a GPU its row would be empty.
-    lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
-    values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
-    with picture(path, max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title) as figure:
-        axes = figure.subplots()
-        if done:
-            # Each row has its own scale, because milliseconds and megabytes are not comparable.
-            signed = values * np.array([[sign] for *_, sign in lines])
-            low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
-            goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
-            axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
-        for (line, column), value in np.ndenumerate(values):
-            axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
-        axes.set(xticks=range(len(done)), xticklabels=[f"{row[unit]:,}" for row in done])
-        axes.set(yticks=range(len(lines)), yticklabels=[name for name, *_ in lines])
-        axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-
-
-def draw_devices(path: Path, models: Sequence[dict[str, Any]]) -> None:
-    """Draw residues/s on a logarithmic scale: medians, with whiskers from the lowest to the highest round."""
-    names = list(models[0]["devices"])
-    with picture(path, 3.0 + 2.0 * len(models), 4.2, f"{names[0]} and {names[1]}, residues/s") as figure:
-        axes = figure.subplots()
-        style(axes)
-        axes.set_yscale("log")
-        for offset, name, colour in zip((-0.2, 0.2), names, (BLUE, ORANGE), strict=True):
-            rates = np.array([model["devices"][name]["residues_per_s"] for model in models])
-            middles = np.median(rates, axis=1)
-            reach = middles - rates.min(axis=1), rates.max(axis=1) - middles
-            centres = np.arange(len(models)) + offset
-            bars = axes.bar(centres, middles, 0.38, yerr=reach, color=colour, capsize=3, label=name)
-            axes.bar_label(bars, [f"{middle:,.0f}" for middle in middles], fontsize=8, padding=2)
-        axes.set_xticks(
-            range(len(models)),
-            [f"{Path(model['model']).name}\n{model['speed_up']['value']:.2f} times" for model in models],
-        )
-        axes.margins(y=0.2)
-        legend(axes)

@@ -12,16 +12,12 @@ class ModelProfileSection(ComputeSection):
 
     output: str | None = None
     """Folder to create. Default: profile-MODEL in the working folder."""
-    batches: PositiveInt = 10
-    """Approximate number of batches to trace; fewer if the input is smaller."""
     steps: list[Literal["stages", "batch_sizes", "accuracy"]] = Field(
         default=["stages", "batch_sizes", "accuracy"], min_length=1
     )
     """Parts of the profile. accuracy is for classifiers, whose input then needs labels."""
-    outputs: list[str] = Field(default=[])
-    """Outputs to compute. Default: mean, or classes for a classifier."""
     layers: list[int] = Field(default=[-1], min_length=1)
-    """Layers of the outputs, as in embed.layers."""
+    """Layers of the mean, as in embed.layers. A classifier computes its classes."""
     long: Literal["error", "crop", "window"] = "crop"
     """Handling of sequences longer than max_length residues, as in embed.long. Applies to stages; batch sizes are
     measured with cropped sequences.

@@ -5,7 +5,7 @@ the precision and token budget that embed uses on it. A table gives proteins/s a
 range over the rounds, the hours that the GPU saves per 1,000,000 proteins, and the agreement of the vectors. Without a
 GPU, fp32 and bf16 on the CPU are compared. Sequences that are too long for a model are cropped.
 
-Writes a folder: devices.json with every round, and devices.png. Close other programs before you measure.
+Writes a folder: devices.json with every round. Close other programs before you measure.
 
 Examples:
   esmeray profile devices --profile.models facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
@@ -30,23 +30,22 @@ from esmeray.common.progress import status_line
 from esmeray.common.timing import measure, ratio, round_ratios, timed
 from esmeray.inference.embedding.section import EmbedSection
 from esmeray.tools.grammar import OutputWriter, command, example_of
-from esmeray.train_config.section import Overrides, PositiveInt, Precision, Section
+from esmeray.train_config.section import Overrides, Precision, Section
 from esmeray.training.config import load_config
+
+PROTEINS = 200
+"""Maximum number of distinct sequences to embed."""
+ROUNDS = 3
+"""Measurements per device."""
 
 
 class DeviceProfileSection(Section):
-    """Models and number of measurements of a comparison of devices."""
+    """Models of a comparison of devices."""
 
     models: list[str] = Field(default=[])
     """Models: folders, hub names, model sizes or runs."""
     output: str = "profile-devices"
     """Folder to write the results to."""
-    proteins: PositiveInt = 200
-    """Number of distinct sequences to embed."""
-    rounds: PositiveInt = 3
-    """Number of measurements per device."""
-    precision: Precision | None = None
-    """Precision on both devices, if there is a GPU. Default: embed's default on each device."""
 
 
 @command("profile devices", __doc__, made_by="profile devices")
@@ -58,7 +57,6 @@ def main(profile: DeviceProfileSection, writer: OutputWriter, overrides: Overrid
         import torch  # imported here: it takes seconds
 
         from esmeray.dataset.store.conversion import job_store
-        from esmeray.inference.profile.report import draw_devices
 
         console = result_console()
         if not torch.cuda.is_available():
@@ -67,27 +65,24 @@ def main(profile: DeviceProfileSection, writer: OutputWriter, overrides: Overrid
             store = job_store(data.source, data.ingest, Path(scratch))
             # Sorted, so that the sample is independent of the order of the file.
             texts = sorted({store.text(record) for record in range(len(store))}, key=lambda text: (len(text), text))
-            models = [compare(name, texts, profile, show) for name in profile.models]
+            models = [compare(name, texts, show) for name in profile.models]
         content = {"machine": {"threads": torch.get_num_threads(), "torch": torch.__version__}, "models": models}
         (building / "devices.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        draw_devices(building / "devices.png", models)
     console.print(_table(models))
     console.print(f"written: {profile.output}", markup=False)
 
 
-def compare(
-    name: str, texts: Sequence[str], settings: DeviceProfileSection, show: Callable[[str], None]
-) -> dict[str, Any]:
+def compare(name: str, texts: Sequence[str], show: Callable[[str], None]) -> dict[str, Any]:
     """Embed a sample of proteins, spread over the lengths, on both devices, in alternating rounds after a warm-up."""
     import torch
 
     from esmeray.inference.profile.measuring import open_subject, spread
 
     # Each device uses embed's defaults: the comparison shows what a GPU saves, not what a precision saves.
-    kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
+    kinds: list[tuple[str, Precision | None]] = [("cpu", None), ("cuda", None)]
     if not torch.cuda.is_available():
         kinds = [("cpu", "fp32"), ("cpu", "bf16")]
-    sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
+    sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), PROTEINS).tolist()]
     subjects = {}
     for device, precision in kinds:
         subject = open_subject(name, EmbedSection(precision=precision), device, ["mean"])
@@ -96,7 +91,7 @@ def compare(
     contenders = {
         label: partial(timed, partial(subject.run, sample, subject.tokens)) for label, subject in subjects.items()
     }
-    samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}"))
+    samples = measure(contenders, ROUNDS, show=lambda text: show(f"{name}, {text}"))
     # Count computed residues, because longer sequences are cropped.
     residues = int(sum(batch.lengths.sum() for batch in next(iter(samples.values()))[0][0]))
     devices = {}

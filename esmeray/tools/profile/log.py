@@ -23,12 +23,10 @@ from esmeray.train_config.section import Section
 
 
 class LogProfileSection(Section):
-    """Files made from a GPU log."""
+    """File made from a GPU log."""
 
     output: str | None = None
     """PNG file to draw the log to. Default: the log's path with the ending .png."""
-    json_output: str | None = None
-    """JSON file to write the summaries to. Default: none."""
 
 
 @command("profile log", __doc__, made_by="profile log")
@@ -43,17 +41,13 @@ def main(
     from esmeray.monitoring.gpu_log.reader import TIME, read_gpu_log
 
     output = Path(profile.output or log.with_suffix(".png"))
-    json_output = Path(profile.json_output) if profile.json_output else None
-    for path in filter(None, (output, json_output)):
-        if path.resolve() == log.resolve():
-            raise ConfigError(f"{path} is the log itself; choose another output file")
-        writer.refuse_file(path)
+    if output.resolve() == log.resolve():
+        raise ConfigError(f"{output} is the log itself; choose another output file")
+    writer.refuse_file(output)
     samples = read_gpu_log(log)
     summaries = summarise(samples)
     with writer.file(output) as building:
         draw_log(samples, summaries, building)
-    facts = {"log": str(log), "start": samples.start, "gpus": [summary.as_dict() for summary in summaries]}
-    writer.write_json(json_output, facts)
     console = result_console()
     table = next(iter(samples.gpus.values()))  # nvidia-smi samples all GPUs at once, so that all have the same times
     console.print(Text(f"{log}: {table[TIME].iloc[-1]:.0f} s, one sample every {interval_s(table):.2g} s"))
@@ -65,4 +59,4 @@ def main(
                 console.print(Text(f"    to do: {action.text}"))
         for note in summary.notes:
             console.print(Text(f"  {note}", style="dim"))
-    print(f"written: {output}" + (f" and {json_output}" if json_output else ""))
+    print(f"written: {output}")

@@ -9,8 +9,8 @@ The limit of a stage is the device's FLOP/s (from its data sheet, or from a larg
 of a large copy. On the CPU, data in the cache may exceed that. The time of a batch is from texts to results on the
 host. Close other programs before you measure.
 
-Writes a folder: profile.json, report.txt, trace.json (open it at ui.perfetto.dev), stacks.txt (for a flame graph) and
-stages.png; with batch sizes also batches.csv, batches.png and heatmap.png.
+Writes a folder: profile.json, report.txt, trace.json (open it at ui.perfetto.dev) and stages.png; with batch sizes also
+batches.png.
 
 Examples:
   esmeray profile model facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
@@ -63,9 +63,7 @@ def main(
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
-    import pandas as pd  # imported here: it takes a moment
-
-    from esmeray.inference.profile.report import draw_batches, draw_heatmap, draw_stages, report
+    from esmeray.inference.profile.report import draw_batches, draw_stages, report  # here: it loads Matplotlib
 
     lines = list(report(profile))
     (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -74,16 +72,5 @@ def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
     if "tokens" in profile:
         draw_stages(folder / "stages.png", profile, title)
     if "batch_sizes" in profile:
-        measured = profile["batch_sizes"]
-        draw_batches(folder / "batches.png", measured, title)
-        draw_heatmap(folder / "heatmap.png", measured, title)
-        unit = measured["unit"]
-        names = [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
-        rows: list[dict[str, Any]] = []
-        for row in measured["rows"]:
-            if row["error"]:  # out of memory: the row names the first batch size that failed
-                rows.append({unit: row[unit], "error": row["error"]})
-            rows += [{unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1)]
-        # dtype object keeps integers as integers in columns with missing values.
-        pd.DataFrame(rows, columns=names, dtype=object).to_csv(folder / "batches.csv", index=False, lineterminator="\n")
+        draw_batches(folder / "batches.png", profile["batch_sizes"], title)
     return lines

@@ -1,6 +1,5 @@
 """``esmeray profile model`` reports stages, operators, batch sizes, advice and a trace for any kind of model."""
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,7 @@ pytestmark = pytest.mark.slow
 
 STAGES = {"read", "tokenize", "pack", "attention", "products", "norm and activation", "pooling", "write"}
 NUMBERS = {"esmeray.json", "profile.json", "report.txt"}
-TRACE = {"stacks.txt", "trace.json"}
-BATCHES = {"batches.csv", "batches.png", "heatmap.png"}
-QUICK = ("--profile.batches", 3, "--profile.device", "cpu")
-QUICK += ("--profile.precision", "fp32")  # a CPU without bf16 takes minutes to measure matmuls
+QUICK = ("--profile.device", "cpu", "--profile.precision", "fp32")  # without bf16, measuring its products takes minutes
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def test_time_is_shared_out_among_all_stages(profiled, tmp_path: Path):
     options = ("--profile.tokens", 512, "--profile.batch_sizes", "none")
     outcome, profile = profiled("model", *options)
     assert outcome.code == 0, outcome.err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "stages.png", *TRACE}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "stages.png", "trace.json"}
     stages = profile["stages"]
     assert set(stages) == {*STAGES, "copy to device", "copy back", "rest"}
     assert all(name in outcome.out for name in stages)
@@ -74,8 +70,6 @@ def test_time_is_shared_out_among_all_stages(profiled, tmp_path: Path):
     events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
     operators = {"aten::layer_norm", "aten::gelu", "aten::segment_reduce"}
     assert {*operators, "tokenize", "pooling", "write"} <= {event.get("name") for event in events}
-    stacks = (tmp_path / "out" / "stacks.txt").read_text().splitlines()
-    assert stacks and all(line.rpartition(" ")[2].isdigit() for line in stacks)
 
 
 def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: Path, monkeypatch):
@@ -83,7 +77,7 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     options = ("--data.labels.header_field", 1, "--profile.batch_sizes", 1, 4)
     outcome, profile = profiled("classifier", *options, proteins="labelled.fasta")
     assert outcome.code == 0, outcome.err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "stages.png", *BATCHES}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "stages.png", "batches.png"}
     assert profile["task"] == "classifier" and profile["parameters"] > 1000
     assert profile["stages"]["products"]["share"] > 0 and profile["stages"]["pack"]["share"] > 0
     assert 0 <= profile["accuracy"]["metrics"]["accuracy"] <= 1 and "accuracy " in outcome.out
@@ -92,9 +86,7 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     for row in rows:
         assert set(row["latency_per_sample_ms"]) == {"mean", "std", "p5", "p50", "p95", "p99"}
         assert row["cpu_memory_peak_mb"] > 0 and row["gpu_memory_peak_mb"] is None
-    with (tmp_path / "out" / "batches.csv").open(newline="") as file:
-        runs = [(row["batch_size"], row["run"], row["sequences"]) for row in csv.DictReader(file)]
-    assert runs == [("1", "1", "1"), ("1", "2", "1"), ("4", "1", "4"), ("4", "2", "4")]
+        assert [run["sequences"] for run in row["runs"]] == [row["batch_size"]] * 2
     assert "Latency per sample" in outcome.out and "Highest throughput" in outcome.out
     assert (tmp_path / "out" / "report.txt").read_text().strip() in outcome.out
 
@@ -111,7 +103,7 @@ def test_steps_may_be_left_out_and_long_sequences_taken_in_windows(profiled, mon
     assert [row["batch_size"] for row in profile["batch_sizes"]["rows"]] == [3]
 
 
-def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: Path, monkeypatch):
+def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, monkeypatch):
     from esmeray.model.backbones.base import PackedBackbone
 
     hidden_states = PackedBackbone.hidden_states_of
@@ -126,7 +118,6 @@ def test_sizes_that_are_out_of_memory_are_rows_that_say_so(profiled, tmp_path: P
     assert outcome.code == 0, outcome.err
     assert profile["batch_sizes"]["rows"][1] == {"batch_size": 8, "error": "out of memory", "runs": []}
     assert "out of memory" in outcome.out
-    assert "8,,,,,,out of memory" in (tmp_path / "out" / "batches.csv").read_text()
 
 
 @pytest.mark.usefixtures("process_group")
@@ -138,7 +129,7 @@ def test_experiment_is_trained_for_some_seconds_and_nothing_is_saved(command, tm
     assert profile["tokens_per_s"] > 0 and profile["peak_memory_bytes"] > 0
     assert set(profile["stages"]) == {"data_wait", "forward", "backward", "optimizer"}
     assert "tokens/s" in outcome.out and profile["advice"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == NUMBERS | TRACE
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "trace.json"}
     assert not (tmp_path / "runs" / config.run.name).exists()
 
 
