@@ -19,6 +19,7 @@ from esmeray.inference.embedding.plan import JobFacts, Shard
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
 from esmeray.inference.embedding.worker import open_worker
+from esmeray.inference.models.source import ModelSource
 from esmeray.train_config.natures import PATH_OR_NAME, absolute_path
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class ActorSettings(NamedTuple):
     """Job, model, store path and shard files of an actor. The shard folder is shared by all nodes, or is at a URI."""
 
     job: EmbedJobSection
-    source: str
+    source: ModelSource
     store: Path
     files: ShardFiles
 
@@ -74,9 +75,11 @@ class ClusterEngine:
     """Computes shards with Ray actors; Ray must be connected."""
 
     def __init__(
-        self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles, *, max_failures: int
+        self, job: EmbedJobSection, source: ModelSource, store: Store, files: ShardFiles, *, max_failures: int
     ) -> None:
-        source = absolute_path(source, PATH_OR_NAME)  # actors have a different working folder
+        source = source._replace(
+            path=absolute_path(source.path, PATH_OR_NAME)
+        )  # actors have a different working folder
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
         self._pool = ActorPool(

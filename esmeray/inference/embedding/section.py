@@ -60,3 +60,8 @@ class EmbedJobSection(EmbedSection):
     """Number of cluster actors. Default: one per GPU, or one per CPU core."""
     gpus_per_worker: PositiveFloat = 1.0
     """GPUs per actor; 0.5 runs two small models on each GPU."""
+
+
+def report_name(device: str) -> str:
+    """File name of a job's report on this kind of device."""
+    return f"embedding_performance_report_{device}.json"

@@ -35,6 +35,7 @@ from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, ranges, write_training
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.sequence_list import checked_list
+from esmeray.inference.embedding.section import report_name
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
 from esmeray.inference.index.metric import MetricName, prepared, unusable
 from esmeray.inference.index.opening import open_index
@@ -204,8 +205,6 @@ def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: Inde
 
 def _model_of(source: Embeddings) -> SourceModel | None:
     """Model of an embedding job, if its report names one."""
-    from esmeray.inference.embedding.report import report_name  # imported here, because it loads torch
-
     report = next(source.folder.glob(report_name("*")), None)
     if report is None or "settings" not in source.manifest.job:
         return None

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def open_model(
-    source: str | Path,
+    source: str | Path | ModelSource,
     precision: Precision = "fp32",
     device: torch.device | str | None = None,
     *,
@@ -36,7 +36,7 @@ def open_model(
     """Open the model that ``source`` names, for inference.
 
     Args:
-        source: a run, an export, or a folder, hub name or size of transformers.
+        source: a run, an export, or a folder, hub name or size of transformers; or a model that is located already.
         precision: precision of weights and computation.
         device: cpu, cuda, cuda:1 ...; by default CUDA if available.
         heads: tasks whose heads are loaded; None for all that the model has.
@@ -56,12 +56,12 @@ def open_model(
     >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape
     (2, 320)
     """
-    refuse_forked(str(source))
     section = LargeModelSection.of(precision=precision, stream=stream, weights=weights)
     precision = section.precision or "fp32"
     if device is not None:  # first, so that a wrong name is reported before gigabytes are read
         check_device(device)
-    located = check_model(source, random_weights, key)
+    located = source if isinstance(source, ModelSource) else check_model(source, random_weights, key)
+    refuse_forked(located.name)
     target = choose_device() if device is None else torch.device(device)
     with rename_errors(key):
         streamed = _is_streamed(located, section.stream, weights, precision, target)
@@ -75,7 +75,7 @@ def open_model(
     return Model(
         # Unused heads cost memory, and their weights would change the fingerprint.
         opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
-        name=str(source),
+        name=located.name,
         task=located.task,
         precision=precision,
         device=target,

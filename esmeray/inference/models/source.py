@@ -28,11 +28,13 @@ class ModelSource(NamedTuple):
     """A located model.
 
     Attributes:
+        name: the name that was given.
         path: folder, hub name or size.
         task: task that exported it; None for a transformers model.
         random_weights: true for a size, which has no trained weights.
     """
 
+    name: str
     path: str
     task: str | None
     random_weights: bool = False
@@ -49,14 +51,14 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
     """
     source = str(source)
     if has_random_weights(BackboneSection(source=source)):
-        return ModelSource(source, None, random_weights=True)
+        return ModelSource(source, source, None, random_weights=True)
     folder = local_folder(source, key)
     # Without a folder it is a hub name; its contents are known when transformers opens it.
     if folder is None:
-        return ModelSource(source, None)
+        return ModelSource(source, source, None)
     # A folder with the name of a size, e.g. ./bert, must not resolve to the size, which has random weights.
     path = folder.absolute() if has_random_weights(BackboneSection(source=str(folder))) else folder
-    return ModelSource(str(path), task_of(folder))
+    return ModelSource(source, str(path), task_of(folder))
 
 
 def check_model(source: str | Path, random_weights: bool, key: str = "model") -> ModelSource:
