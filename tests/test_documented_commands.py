@@ -317,7 +317,7 @@ def run_tool(name: str, arguments: list[str], workspace: Path, monkeypatch: pyte
         without_stacks(monkeypatch)
         small_measurements(monkeypatch)
         monkeypatch.setattr("esmeray.tools.profile._training.profile_training", instead)
-    monkeypatch.setattr(trial, "precisions", lambda device: [])
+    monkeypatch.setattr(trial, "PRECISIONS", ())
     monkeypatch.setattr(query, "Client", instead)
     words = {"FILE": "mine.csv"}
     try:

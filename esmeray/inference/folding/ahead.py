@@ -57,7 +57,6 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
         cache,
         device="cuda" if on_gpu else "cpu",
         cpus=1,
-        section="data.predictions",
     )
     ended = threading.Event()
     # No cores are reserved: the predictor shares the ones of training.

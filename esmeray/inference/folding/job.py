@@ -41,7 +41,6 @@ class FoldingSettings:
         predictor, source: predictor name, after its module if that is to be imported, and its weights.
         cache: folder shared by all nodes.
         cpus: cores per process; None for all.
-        section: settings section that messages name.
     """
 
     predictor: str
@@ -49,7 +48,6 @@ class FoldingSettings:
     cache: Path
     device: str
     cpus: int | None = None
-    section: str = "fold"
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Folder:
         module, _, kind = settings.predictor.rpartition(":")
         if module:  # imported here, because an actor's process lacks the driver's imports
             import_module(module)
-        self._predictor = predictor(kind, settings.source, settings.device, settings.section)
+        self._predictor = predictor(kind, settings.source, settings.device)
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:
@@ -98,7 +96,7 @@ class Folder:
             # also on another GPU, must compute the same batches.
             raise ResourceError(
                 f"predicting {len(sequences)} sequences of up to {max(map(len, sequences))} residues is out of "
-                f"memory: lower {self._settings.section}.tokens, or remove long sequences"
+                "memory: lower the setting tokens, or remove long sequences"
             ) from error
         # Checked before caching, because a cached structure is never predicted again.
         if not all(np.isfinite(structure.coordinates).all() for structure in predicted):

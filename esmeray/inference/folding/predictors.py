@@ -42,18 +42,18 @@ def register(name: str) -> Callable[[Kind], Kind]:
     return add
 
 
-def predictor(name: str, source: str, device: str, section: str = "fold") -> Predictor:
-    """Load the predictor that a settings section names.
+def predictor(name: str, source: str, device: str) -> Predictor:
+    """Load a predictor by its name.
 
     Raises ConfigError for an unknown name, or if the source can't be loaded.
     """
     if name not in PREDICTORS:
-        raise ConfigError(f"{section}.predictor {name}: unknown predictor; available: {', '.join(sorted(PREDICTORS))}")
+        raise ConfigError(f"predictor {name}: unknown; available: {', '.join(sorted(PREDICTORS))}")
     try:
         return PREDICTORS[name](source, device)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"{section}.model {source}: can't be loaded as {name} ({reason})") from error
+        raise ConfigError(f"model {source}: can't be loaded as {name} ({reason})") from error
 
 
 class _OfTransformers:

@@ -90,7 +90,7 @@ def test_the_cache_is_bounded_and_unknown_predictors_are_refused(esmfold: Path, 
     report = predict(esmfold, tmp_path, cache_bytes=1)
     assert report.removed_shards and not list(tmp_path.rglob("*.safetensors"))
     for source, kind, words in [
-        (esmfold, "none", "^fold.predictor none: unknown predictor; available: .*esmfold"),
+        (esmfold, "none", "^predictor none: unknown; available: .*esmfold"),
         (tmp_path, "esmfold", "can't be loaded as esmfold"),
         (esmfold, "esmfold2", r"can't be loaded as esmfold2 \(its config\.json does not describe a EsmFold2Model"),
     ]:

@@ -9,10 +9,10 @@ import torch
 
 from esmeray.tools.profile import _gpu_trial as trial
 from esmeray.tools.profile import gpu as gpu_check
-from esmeray.tools.profile.gpu import Finding, pinned_version
+from esmeray.tools.profile.gpu import pinned_version
 from esmeray.training.engine.engine import StepResult, TrainingEngine
 
-PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "DeepSpeed ops", "Ray"]
+PARTS = ["torch", "CUDA", "cuDNN", "NCCL", "NVML", "DeepSpeed", "Ray"]
 
 
 def raising(number: int):
@@ -44,12 +44,6 @@ def driver(no_gpu, monkeypatch):
     }
     for name, value in answers.items():
         monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
-
-
-@pytest.fixture
-def few_parts(monkeypatch):
-    monkeypatch.setattr(gpu_check, "check_kernels", lambda: Finding("ok", ""))
-    monkeypatch.setattr(trial, "precisions", lambda device: ["fp32"])
 
 
 def lines_of(out: str) -> dict[str, tuple[str, str]]:
@@ -87,16 +81,15 @@ def broken_backward(self, loss_sum, global_targets):
         ("backward", broken_backward, "RuntimeError: CUDA error: an illegal memory access;"),
     ],
 )
-def test_whatever_breaks_in_a_step_is_a_line_and_an_exit_code(
-    command, few_parts, monkeypatch, method, replacement, problem
-):
+def test_whatever_breaks_in_a_step_is_a_line_and_an_exit_code(command, monkeypatch, method, replacement, problem):
+    monkeypatch.setattr(trial, "PRECISIONS", ["fp32"])
     monkeypatch.setattr(TrainingEngine, method, replacement)
     outcome = command("profile", "gpu", "--verify")
     verdict, seen = lines_of(outcome.out)["fp32 steps"]
     assert (outcome.code, verdict) == (4, "failed") and seen.startswith("on cpu: ") and problem in seen
 
 
-@pytest.mark.usefixtures("driver", "few_parts")
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("build", "seen", "remedy"),
     [
@@ -121,7 +114,7 @@ def test_gpu_that_torch_cannot_use_is_a_mismatch_with_the_reason(command, monkey
     assert build is None or (verdict == "missing" and text.startswith(hidden))
 
 
-@pytest.mark.usefixtures("driver", "few_parts")
+@pytest.mark.usefixtures("driver")
 def test_a_driver_that_does_not_answer_is_a_mismatch(command, monkeypatch):
     for call, number in (
         ("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST),
