@@ -8,7 +8,7 @@ Shape legend: N texts.
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,7 +24,6 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import atomic_file
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.plan import longest_first
-from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.classifier import ClassifierPipeline
@@ -111,11 +110,11 @@ def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
 def profile_model(
     name: str, settings: ModelProfileSection, overrides: Overrides, folder: Path, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the steps of the settings; trace files are written to ``folder``."""
+    """Measure stages, batch sizes and, for a classifier, accuracy. The trace is written to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device().type
-    shared = settings.model_dump(include={"layers", "long", "max_length", "tokens", "precision"})
-    embed = EmbedSection(**shared)
+    # Crops, because a classifier crops, too, and batch sizes are measured with whole sequences.
+    embed = EmbedSection(tokens=settings.tokens, precision=settings.precision, long="crop")
     subject = open_subject(name, embed, device)
     facts, backbone = subject.model.facts, subject.model.backbone
     result: dict[str, Any] = {
@@ -133,14 +132,11 @@ def profile_model(
     with tempfile.TemporaryDirectory() as scratch:
         if "classifier" in subject.model.heads:
             config = config_of(find_model(name).folder, overrides)
-            data, tokenizer, space = config.data, config.model.tokenizer, subject.model.heads["classifier"].label_space
+            data, space = config.data, subject.model.heads["classifier"].label_space
             subject = subject._replace(limit=limit_of(data))
-            if "accuracy" in settings.steps:
-                labelled = read_texts(data.source, data, tokenizer, space, overrides=overrides)
-                result["accuracy"] = _accuracy(subject, labelled, show)
-                texts = labelled.texts
-            else:  # a file without labels is enough
-                texts = read_labelled(data.source, data.labels, tokenizer, data.ingest, with_labels=False).texts
+            labelled = read_texts(data.source, data, config.model.tokenizer, space, overrides=overrides)
+            result["accuracy"] = _accuracy(subject, labelled, show)
+            texts = labelled.texts
             job = _texts_job(subject, texts)
         else:
             data = load_config(None, overrides).data
@@ -148,12 +144,11 @@ def profile_model(
             texts = [store.text(record) for record in range(len(store))]
             embed = embed.model_copy(update={"tokens": subject.tokens})  # the device's default, which the plan needs
             job = _store_job(ShardWorker(subject.model, store, embed), store, embed)
-        if "stages" in settings.steps:
-            show("tracing")
-            subject.run(texts[:1])  # warm-up
-            result |= profile_stages(subject, job, folder)
-        if "batch_sizes" in settings.steps and settings.batch_sizes:
-            result["batch_sizes"] = measure_batches(subject, texts, settings, show)
+        show("tracing")
+        subject.run(texts[:1])  # warm-up
+        result |= profile_stages(subject, job, folder)
+        if settings.batch_sizes:
+            result["batch_sizes"] = measure_batches(subject, texts, settings.batch_sizes, show)
     return result
 
 
@@ -244,7 +239,6 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
         "seconds": seconds,
         "peaks": peaks,
         "stages": stages,
-        "operators": operators(profiler, on_cuda),
         "advice": [str(advice) for advice in advise(facts)],
     }
 
@@ -264,22 +258,6 @@ def write_trace(profiler: profile, folder: Path) -> None:
     """Write ``trace.json``, which Perfetto opens."""
     with atomic_file(folder / "trace.json") as path:
         profiler.export_chrome_trace(str(path))
-
-
-def operators(profiler: profile, on_cuda: bool) -> list[dict[str, Any]]:
-    """Operators with the most self time, largest first; ``share`` refers to all operators on that device."""
-    metric = "self_device_time_total" if on_cuda else "self_cpu_time_total"
-    times_us = {
-        event: getattr(event, metric)
-        for event in profiler.key_averages()
-        # Operators only: Python events are recorded for the stacks.
-        if event.device_type == DeviceType.CPU and ".py(" not in event.key and not event.key.startswith("<")
-    }
-    total_us = sum(times_us.values()) or 1.0
-    return [
-        {"name": e.key, "calls": e.count, "self_ms": times_us[e] / 1e3, "share": times_us[e] / total_us}
-        for e in sorted(times_us, key=times_us.__getitem__, reverse=True)[:3]
-    ]
 
 
 def _peaks(model: Model) -> dict[str, float | str]:
@@ -350,8 +328,8 @@ def _least_seconds(subject: Subject, tokens_N: np.ndarray, elements: int, peaks:
 
 
 def measure_batches(
-    subject: Subject, texts: Sequence[str], settings: ModelProfileSection, show: Callable[[str], None]
-) -> dict[str, Any]:
+    subject: Subject, texts: Sequence[str], sizes: Sequence[int], show: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Measure the sizes one after the other, so that each has its own memory peak.
 
     Each run takes different texts of a shuffled list, so that latencies also vary with the data. Times are from texts
@@ -360,16 +338,16 @@ def measure_batches(
     rows: list[dict[str, Any]] = []
     device, on_cuda = subject.model.device, subject.model.device.type == "cuda"
     shuffled = [texts[index] for index in np.random.default_rng(0).permutation(len(texts)).tolist()]
-    for size in settings.batch_sizes:
+    for size in sizes:
         show(f"batch size {size}")
-        batches = _batches(shuffled, size)
+        endless = cycle(shuffled)
         try:
             for _ in range(WARMUP_RUNS):
-                _measured(subject, next(batches))
+                _measured(subject, [*islice(endless, size)])
             if on_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             resident = MemoryMeter(torch.device("cpu"))  # created after the warm-up, to measure this size's peak
-            measured = [_measured(subject, next(batches)) for _ in range(RUNS)]
+            measured = [_measured(subject, [*islice(endless, size)]) for _ in range(RUNS)]
         except ResourceError:
             rows.append({"batch_size": size, "error": "out of memory", "runs": []})
         else:
@@ -378,7 +356,7 @@ def measure_batches(
                 "gpu_memory_peak_mb": torch.cuda.max_memory_allocated(device) / 1e6 if on_cuda else None,
             }
             rows.append({"batch_size": size, "error": None, **_summary(measured), **memory_mb, "runs": measured})
-    return {"unit": "batch_size", "rows": rows}
+    return rows
 
 
 def _measured(subject: Subject, texts: Sequence[str]) -> dict[str, float]:
@@ -410,10 +388,3 @@ def _distribution(values: Sequence[float]) -> dict[str, float]:
         "std": stdev(values) if len(values) > 1 else 0.0,
         **{f"p{percent}": float(np.percentile(values, percent)) for percent in (5, 50, 95, 99)},
     }
-
-
-def _batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
-    """Yield batches endlessly, in order."""
-    endless = cycle(texts)
-    while True:
-        yield [*islice(endless, size)]

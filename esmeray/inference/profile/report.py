@@ -1,29 +1,16 @@
-"""Render a profile as text and PNG. Sizes that are out of memory are not plotted."""
+"""Render a profile as text and PNG."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter, NullLocator
-
-from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, legend, picture, style
-
-Row = Mapping[str, Any]
-_PANELS = (
-    ("Latency per sample (ms)", "latency_per_sample_ms", ("p50", "p95", "p99", "mean")),
-    ("Throughput (samples/s)", "samples_per_s", ()),
-    ("Latency per batch (ms)", "latency_per_batch_ms", ("p50", "p95", "p99", "mean")),
-    ("Throughput (tokens/s)", "tokens_per_s", ()),
-    ("CPU memory (MB, peak resident)", "cpu_memory_peak_mb", ()),
-    ("GPU memory (MB)", "gpu_memory_peak_mb", ()),
-)
-"""Title, key and lines of each panel. A value without lines is a number."""
+from esmeray.common.figure_style import BLUE, picture, style
 
 
 def report(profile: Mapping[str, Any]) -> Iterator[str]:
     yield f"{profile['model']} on {profile['device']} in {profile['precision']}, {profile['threads']} threads"
-    if "stages" in profile:
-        yield from _stage_lines(profile)
+    yield from _stage_lines(profile)
     if "batch_sizes" in profile:
         yield from ("", *_batch_lines(profile["batch_sizes"]))
     if "accuracy" in profile:
@@ -31,9 +18,8 @@ def report(profile: Mapping[str, Any]) -> Iterator[str]:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in whole["metrics"].items())
         speed = f"{whole['seconds']:,.2f} s, {whole['samples_per_s']:,.1f} samples/s"
         yield from ("", f"Whole file of {whole['samples']:,} samples: {metrics} ({speed})")
-    if "advice" in profile:
-        yield ""
-        yield from profile["advice"] or ["The device is the only bottleneck: use a faster device or a smaller model"]
+    yield ""
+    yield from profile["advice"] or ["The device is the only bottleneck: use a faster device or a smaller model"]
 
 
 def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
@@ -54,40 +40,35 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
         milliseconds = f"{1e3 * stage['seconds'] / profile['batches']:,.3f}" if "seconds" in stage else ""
         limit = "" if stage.get("share_of_limit") is None else f"{stage['share_of_limit']:.0%}"
         yield f"{name:<20}{milliseconds:>12}{stage['share']:>9.1%}{limit:>14}".rstrip()
-    yield from ("", "Operators with the most self time")
-    for rank, operator in enumerate(profile["operators"], 1):
-        yield (
-            f"  {rank}. {operator['name']}: {operator['share']:.1%}, {operator['self_ms']:,.2f} ms in "
-            f"{operator['calls']:,} calls"
-        )
 
 
-def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
-    unit, rows, name = measured["unit"], measured["rows"], measured["unit"].replace("_", " ")
+def _batch_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     done = [row for row in rows if not row["error"]]
     if done:
         # Latency at the smallest batch matters for serving, maximum throughput for embedding.
-        fastest = max(done, key=lambda row: row["samples_per_s"])
-        smallest = min(done, key=lambda row: row[unit])
+        fastest = max(done, key=itemgetter("samples_per_s"))
+        smallest = min(done, key=itemgetter("batch_size"))
         alone = smallest["latency_per_sample_ms"]
-        yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({name} {smallest[unit]:,})"
+        size = f"batch size {smallest['batch_size']:,}"
+        yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({size})"
         yield (
             f"Highest throughput: {fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s) "
-            f"at {name} {fastest[unit]:,}"
+            f"at batch size {fastest['batch_size']:,}"
         )
-    head = (name, "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
-    for cells in (head, *(_cells(unit, row) for row in rows)):
+    head = ("batch size", "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
+    for cells in (head, *map(_cells, rows)):
         yield "  ".join(f"{cell:>10}" for cell in cells).rstrip()
 
 
-def _cells(unit: str, row: Row) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    size = f"{row['batch_size']:,}"
     if row["error"]:
-        return f"{row[unit]:,}", row["error"]
+        return size, row["error"]
     sample, batch = row["latency_per_sample_ms"], row["latency_per_batch_ms"]
     times = [f"{ms:,.2f}" for ms in (sample["mean"], sample["p95"], batch["mean"], batch["p95"], batch["p99"])]
-    cpu_mb, gpu_mb = row["cpu_memory_peak_mb"], row["gpu_memory_peak_mb"]
+    gpu_mb = row["gpu_memory_peak_mb"]
     gpu_memory = "-" if gpu_mb is None else f"{gpu_mb:,.0f}"
-    return f"{row[unit]:,}", *times, f"{row['samples_per_s']:,.1f}", f"{cpu_mb:,.0f}", gpu_memory
+    return size, *times, f"{row['samples_per_s']:,.1f}", f"{row['cpu_memory_peak_mb']:,.0f}", gpu_memory
 
 
 def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
@@ -103,25 +84,3 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
         axes.invert_yaxis()
         # Logarithmic, because stages differ by orders of magnitude, with space for the numbers at the right.
         axes.set(xscale="log", xlim=(min(rates.values()) / 3, max(rates.values()) * 8))
-
-
-def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
-    """Draw six panels over the batch sizes. Without a GPU the panel of its memory is empty."""
-    unit = measured["unit"]
-    with picture(path, 13, 7.2, title) as figure:
-        done = [row for row in measured["rows"] if not row["error"]]
-        sizes = [row[unit] for row in done]
-        for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
-            style(axes, name)
-            for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
-                heights = [row[key][line] if line else row[key] for row in done]
-                if None not in heights:  # None for GPU memory without a GPU
-                    axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(sizes)  # the measured sizes instead of powers of two
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.margins(x=0.06, y=0.08)
-            # From 0, because otherwise a difference of 2 % would look large.
-            axes.set(ylim=(0, None), xlabel=unit.replace("_", " "))
-            legend(axes)

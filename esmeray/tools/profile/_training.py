@@ -11,7 +11,7 @@ from torch.profiler import schedule
 from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import ResourceError
 from esmeray.common.processor import default_precision
-from esmeray.inference.profile.measuring import operators, profiler_of, write_trace
+from esmeray.inference.profile.measuring import profiler_of, write_trace
 from esmeray.model.device import choose_device
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.run_folder.paths import RunFolder
@@ -73,6 +73,5 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
         "tokens_per_s": measurement.tokens_per_s,
         "peak_memory_bytes": measurement.peak_memory_bytes,
         "stages": {name: {"share": share} for name, share in shares.items()},
-        "operators": operators(traces, on_cuda),
         "advice": [str(advice) for advice in advise(facts)],
     }

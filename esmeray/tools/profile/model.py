@@ -9,8 +9,7 @@ The limit of a stage is the device's FLOP/s (from its data sheet, or from a larg
 of a large copy. On the CPU, data in the cache may exceed that. The time of a batch is from texts to results on the
 host. Close other programs before you measure.
 
-Writes a folder: profile.json, report.txt, trace.json (open it at ui.perfetto.dev) and stages.png; with batch sizes also
-batches.png.
+Writes a folder: profile.json, report.txt, trace.json (open it at ui.perfetto.dev) and, for a model, stages.png.
 
 Examples:
   esmeray profile model facebook/esm2_t6_8M_UR50D --data.source proteins.fasta
@@ -63,14 +62,12 @@ def main(
 
 
 def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
-    from esmeray.inference.profile.report import draw_batches, draw_stages, report  # here: it loads Matplotlib
+    from esmeray.inference.profile.report import draw_stages, report  # here: it loads Matplotlib
 
     lines = list(report(profile))
     (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "profile.json").write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
-    title = f"{profile['model']} on {profile['device']}, {profile['precision']}"
     if "tokens" in profile:
+        title = f"{profile['model']} on {profile['device']}, {profile['precision']}"
         draw_stages(folder / "stages.png", profile, title)
-    if "batch_sizes" in profile:
-        draw_batches(folder / "batches.png", profile["batch_sizes"], title)
     return lines
