@@ -30,6 +30,7 @@ from esmeray.tools.grammar import command
 _INSTALL = "pip install -r requirements/requirements.lock"
 _CUDA_BUILD = "torch's CUDA build brings it"
 _HIDES_GPUS = "CUDA_VISIBLE_DEVICES"
+_RESTART = "check nvidia-smi and the kernel log, then restart the machine"
 
 
 class Finding(NamedTuple):
@@ -40,25 +41,17 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-class Driver(NamedTuple):
-    """NVML's facts: all GPUs in words, the driver's version, and the newest CUDA (major, minor) that it supports."""
-
-    gpus: str = ""
-    version: str = ""
-    cuda: tuple[int, int] = (0, 0)
-
-
 @command("profile gpu", __doc__)
 def main(
     verify: Annotated[
         bool, Field(description="Train two steps in each precision; exit code 4 if a step fails.")
     ] = False,
 ) -> int:
-    driver, nvml = check_driver()  # first: the verdict on torch depends on the GPUs that the driver sees
+    gpus, nvml = check_driver()  # first: the verdict on torch depends on the GPUs that the driver sees
     # Ordered so that each part depends on the parts before it.
     checks: dict[str, Callable[[], Finding]] = {
         "torch": check_torch,
-        "CUDA": lambda: check_cuda(driver),
+        "CUDA": lambda: check_cuda(gpus),
         "cuDNN": check_cudnn,
         "NCCL": check_nccl,
         "NVML": lambda: nvml,
@@ -113,8 +106,8 @@ def _print(part: str, finding: Finding) -> str:
     return finding.verdict
 
 
-def check_driver() -> tuple[Driver, Finding]:
-    """Query the driver, which also knows GPUs that torch can't use."""
+def check_driver() -> tuple[str, Finding]:
+    """Return the driver's GPUs in words, which include GPUs that torch can't use, and the verdict on NVML."""
     try:
         pynvml.nvmlInit()
         names = [
@@ -123,18 +116,13 @@ def check_driver() -> tuple[Driver, Finding]:
         ]
         gpus = f"{counted(len(names), 'GPU{s}')} ({', '.join(sorted(set(names)))})" if names else ""
         major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion() // 10, 100)  # 13020 is CUDA 13.2
-        driver = Driver(gpus, pynvml.nvmlSystemGetDriverVersion(), (major, minor))
-        return driver, Finding("ok", f"driver {driver.version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}")
+        version = pynvml.nvmlSystemGetDriverVersion()
+        return gpus, Finding("ok", f"driver {version}, runs CUDA up to {major}.{minor}, {gpus or 'no GPU'}")
     except pynvml.NVMLError as error:
         if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
-            return Driver(), Finding(
-                "missing",
-                str(error),
-                "if the machine has a GPU, install NVIDIA's driver, or start the container with --gpus all",
-            )
-        return Driver(), Finding(
-            "mismatch", str(error), "check nvidia-smi and the kernel log, then restart the machine"
-        )
+            advice = "if the machine has a GPU, install NVIDIA's driver, or start the container with --gpus all"
+            return "", Finding("missing", str(error), advice)
+        return "", Finding("mismatch", str(error), _RESTART)
     finally:
         with contextlib.suppress(pynvml.NVMLError):  # raised if NVML was not initialised
             pynvml.nvmlShutdown()
@@ -146,31 +134,17 @@ def check_torch() -> Finding:
     return _pinned("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or 'none'}")
 
 
-def check_cuda(driver: Driver) -> Finding:
+def check_cuda(gpus: str) -> Finding:
     import torch
 
-    built_for = torch.version.cuda
     if torch.cuda.is_available():
         return _usable_gpus()
-    # CUDA is not available; check the likeliest reason first.
-    if not driver.gpus:
+    if not gpus:
         return Finding("missing", "no GPU found", "nothing to fix: without a GPU, training runs on the CPU")
-    if built_for is None:
-        return Finding(
-            "mismatch",
-            f"{driver.gpus} found, but this build of torch has no CUDA",
-            f"install torch's CUDA build: pip install --force-reinstall torch=={pinned_version('torch')}",
-        )
     hidden = os.environ.get(_HIDES_GPUS)
     if hidden is not None and hidden.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
         # Not a mismatch: some jobs hide GPUs on purpose.
-        return Finding(
-            "missing", f"{_HIDES_GPUS}={hidden!r} hides {driver.gpus}", f"unset {_HIDES_GPUS} to train on it"
-        )
-    if driver.cuda[0] < int(built_for.partition(".")[0]):  # a driver supports all minor versions of its major version
-        newest = ".".join(map(str, driver.cuda))
-        seen = f"torch is built for CUDA {built_for}, but the driver {driver.version} supports only up to {newest}"
-        return Finding("mismatch", seen, f"update the driver, or install a torch built for CUDA {newest}")
+        return Finding("missing", f"{_HIDES_GPUS}={hidden!r} hides {gpus}", f"unset {_HIDES_GPUS} to train on it")
     try:
         # init() raises with the reason; is_available() returns False only.
         torch.cuda.init()
@@ -179,8 +153,8 @@ def check_cuda(driver: Driver) -> Finding:
         reason = _first_line(error)
     return Finding(
         "mismatch",
-        f"{driver.gpus} found, but torch can't use it ({reason})",
-        "check nvidia-smi and the kernel log, then restart the machine",
+        f"{gpus} found, but torch, built for CUDA {torch.version.cuda or 'none'}, can't use it ({reason})",
+        f"install a build of torch for the driver's CUDA (see NVML below), or {_RESTART}",
     )
 
 
