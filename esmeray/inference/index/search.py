@@ -26,7 +26,7 @@ from esmeray.dataset.section import IngestSection
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, unusable
 from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.parts import INDEX_FILE, IndexManifest
+from esmeray.inference.index.parts import INDEX_FILE, IndexManifest, SourceModel
 from esmeray.inference.retrieval.conformal import Calibration, ascending, calibrated
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
@@ -224,8 +224,7 @@ def opened_queries(
         has_name = manifest.output in read_manifest(source).outputs
         yield open_vectors(source, manifest.output if has_name else None)
         return
-    known = manifest.model
-    if known is None and model is None:
+    if manifest.model is None and model is None:
         raise ConfigError(
             f"--search.queries {queries}: not a folder of embeddings, and the database does not record its "
             "model; give --search.model, or embeddings"
@@ -234,16 +233,16 @@ def opened_queries(
     from esmeray.inference.embedding.job import run_job
     from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 
-    of_job = {} if known is None else known.settings
-    settings = {name: value for name, value in of_job.items() if name in _KEPT}
+    known = manifest.model or SourceModel(source="", random_weights=False, settings={})
+    settings = {name: value for name, value in known.settings.items() if name in _KEPT}
     # Embedded with the index's settings, because other settings would change the vectors more than proteins differ. The
     # file settings apply to this block only.
     settings |= {"outputs": [manifest.output.partition("_layer_")[0]], "format": "npy", "dtype": "fp32"}
     with TemporaryDirectory() as folder:
         job = EmbedJobSection(
             **EmbedSection(**settings).model_dump(),
-            models=[model or (known.source if known else "")],
-            random_weights=known is not None and known.random_weights,
+            models=[model or known.source],
+            random_weights=known.random_weights,
             input=[str(queries)],
             output=Path(folder) / "queries",
         )

@@ -1,4 +1,4 @@
-"""Measure a model: time by stage with torch.profiler, time and memory by batch size, and accuracy.
+"""Measure a model: time by stage with torch.profiler, and time and memory by batch size.
 
 On the CPU the time of a stage is the self time of its operators and Python code. On CUDA it is the kernel time on the
 device. Stages in :data:`ON_HOST` don't use the device: their time is host time, which overlaps with the device.
@@ -24,10 +24,9 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import atomic_file
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.plan import longest_first
+from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
-from esmeray.inference.classifier import ClassifierPipeline
-from esmeray.inference.classify.labelled import LabelledTexts, read_texts
 from esmeray.inference.embedding.plan import Shard, make_plan
 from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.embedding.worker import ShardWorker
@@ -37,7 +36,6 @@ from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import config_of, find_model, limit_of
 from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.model.device import DTYPES, choose_device
-from esmeray.model.metrics.classification import classification_metrics
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
@@ -110,7 +108,7 @@ def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
 def profile_model(
     name: str, settings: ModelProfileSection, overrides: Overrides, folder: Path, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure stages, batch sizes and, for a classifier, accuracy. The trace is written to ``folder``."""
+    """Measure stages and batch sizes. The trace is written to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device().type
     # Crops, because a classifier crops, too, and batch sizes are measured with whole sequences.
@@ -132,11 +130,11 @@ def profile_model(
     with tempfile.TemporaryDirectory() as scratch:
         if "classifier" in subject.model.heads:
             config = config_of(find_model(name).folder, overrides)
-            data, space = config.data, subject.model.heads["classifier"].label_space
+            data = config.data
             subject = subject._replace(limit=limit_of(data))
-            labelled = read_texts(data.source, data, config.model.tokenizer, space, overrides=overrides)
-            result["accuracy"] = _accuracy(subject, labelled, show)
-            texts = labelled.texts
+            texts = read_labelled(
+                data.source, data.labels, config.model.tokenizer, data.ingest, with_labels=False
+            ).texts
             job = _texts_job(subject, texts)
         else:
             data = load_config(None, overrides).data
@@ -174,25 +172,6 @@ def _store_job(worker: ShardWorker, store: Store, settings: EmbedSection) -> Job
         shard.lengths + special,
         len(shard.batches()),
     )
-
-
-def _accuracy(subject: Subject, labelled: LabelledTexts, show: Callable[[str], None]) -> dict[str, Any]:
-    """All metrics of the predictions for the whole file, and their time."""
-    pipeline = ClassifierPipeline(subject.model, tokens=subject.tokens, **subject.limit._asdict())
-    count = len(labelled.texts)
-    predictions, seconds = timed(
-        lambda: pipeline.predict_clean(
-            labelled.texts, progress=lambda done, total: show(f"accuracy: {done:,} of {total:,}")
-        )
-    )
-    rows = predictions.kept_residues()
-    targets = labelled.targets if rows is None else labelled.targets[rows]
-    return {
-        "samples": count,
-        "seconds": seconds,
-        "samples_per_s": count / seconds,
-        "metrics": classification_metrics(pipeline.label_space.kind, predictions.probabilities, targets),
-    }
 
 
 # --- time by stage

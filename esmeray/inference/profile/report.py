@@ -13,11 +13,6 @@ def report(profile: Mapping[str, Any]) -> Iterator[str]:
     yield from _stage_lines(profile)
     if "batch_sizes" in profile:
         yield from ("", *_batch_lines(profile["batch_sizes"]))
-    if "accuracy" in profile:
-        whole = profile["accuracy"]
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in whole["metrics"].items())
-        speed = f"{whole['seconds']:,.2f} s, {whole['samples_per_s']:,.1f} samples/s"
-        yield from ("", f"Whole file of {whole['samples']:,} samples: {metrics} ({speed})")
     yield ""
     yield from profile["advice"] or ["The device is the only bottleneck: use a faster device or a smaller model"]
 

@@ -16,6 +16,7 @@ Examples:
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
+from rich.filesize import decimal
 from rich.table import Table
 
 from esmeray.common.command_line import result_console
@@ -52,7 +53,6 @@ COMPRESSED_QUERIES_PER_S, AT_ROWS = 1200.0, 1_000_000
 """Queries per second and core of a compressed index, and the number of its vectors. Measured on AMD Zen 3. The rate
 falls with larger clusters, because a fixed number of clusters is searched.
 """
-_UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
 
 
 class EmbeddingAssumptions(Section):
@@ -173,14 +173,7 @@ def _table(plan: EmbeddingPlanSection, rate: float, rows: list[Forecast]) -> Tab
     for name in ("proteins", "time", "money", "vectors", "index", "index in memory", "queries/s"):
         table.add_column(name, justify="right")
     for row in rows:
-        sizes = map(_size, (row.vector_bytes, row.index_bytes, row.memory_bytes))
+        sizes = [decimal(round(size_bytes)) for size_bytes in (row.vector_bytes, row.index_bytes, row.memory_bytes)]
         spent = duration(3600 * row.hours), f"{row.money:,.0f}"
         table.add_row(f"{row.proteins:,.3g}", *spent, *sizes, f"{row.queries_per_s:,.3g}")
     return table
-
-
-def _size(size_bytes: float) -> str:
-    for unit_bytes, unit in _UNITS:
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:,.3g} {unit}"
-    return f"{size_bytes:,.0f} bytes"

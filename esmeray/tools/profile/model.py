@@ -2,7 +2,7 @@
 
 MODEL is one of
 
-- a folder, hub name or run: embeddings or predictions are measured, and the accuracy of a classifier;
+- a folder, hub name or run: embeddings, or the predictions of a classifier, are measured;
 - the YAML file of an experiment: it is trained for some seconds, and nothing is saved.
 
 The limit of a stage is the device's FLOP/s (from its data sheet, or from a large product measured here), or the bytes/s

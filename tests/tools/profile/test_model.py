@@ -79,7 +79,6 @@ def test_classifier_is_profiled_alike_with_its_batch_sizes(profiled, tmp_path: P
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*NUMBERS, "stages.png"}
     assert profile["task"] == "classifier" and profile["parameters"] > 1000
     assert profile["stages"]["products"]["share"] > 0 and profile["stages"]["pack"]["share"] > 0
-    assert 0 <= profile["accuracy"]["metrics"]["accuracy"] <= 1 and "accuracy " in outcome.out
     rows = profile["batch_sizes"]
     assert [row["batch_size"] for row in rows] == [1, 4]
     for row in rows:
