@@ -222,7 +222,7 @@ class PredictionsSection(Section):
     model: str | None = None
     """Folder or hub name of the predictor's weights. none: no predictions during training."""
     predictor: str = "esmfold"
-    """Kind of predictor: esmfold, esmfold2, or MODULE:KIND, a kind that an imported module registers."""
+    """Kind of predictor: esmfold or esmfold2."""
     workers: PositiveInt = 1
     """Number of actors that predict structures during training, with a GPU each if the cluster has GPUs."""
     tokens: PositiveInt = 1024

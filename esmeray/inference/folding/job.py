@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,7 @@ class FoldingSettings:
     """Predictor and cache of a folding job.
 
     Attributes:
-        predictor, source: predictor name, after its module if that is to be imported, and its weights.
+        predictor, source: predictor name, and its weights.
         cache: folder shared by all nodes.
         cpus: cores per process; None for all.
     """
@@ -78,10 +77,7 @@ class Folder:
         settings = self._settings
         if settings.cpus is not None:
             torch.set_num_threads(settings.cpus)
-        module, _, kind = settings.predictor.rpartition(":")
-        if module:  # imported here, because an actor's process lacks the driver's imports
-            import_module(module)
-        self._predictor = predictor(kind, settings.source, settings.device)
+        self._predictor = predictor(settings.predictor, settings.source, settings.device)
         return self._predictor.fingerprint
 
     def run(self, sequences: list[str]) -> int:

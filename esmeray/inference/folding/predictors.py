@@ -1,11 +1,10 @@
 """Structure predictors by name: sequences in, backbone atoms with confidences out.
 
-A predictor is a class with ``fingerprint`` and ``predict``, registered by :func:`register`. Tests and users can add
-their own.
+A predictor is a class with ``fingerprint`` and ``predict``, listed in :data:`PREDICTORS`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -28,34 +27,6 @@ class Predictor(Protocol):
         """Predict the structures of a batch."""
 
 
-Kind = TypeVar("Kind", bound=type)
-PREDICTORS: dict[str, type[Predictor]] = {}
-
-
-def register(name: str) -> Callable[[Kind], Kind]:
-    """Register a predictor class under this name."""
-
-    def add(kind: Kind) -> Kind:
-        PREDICTORS[name] = kind
-        return kind
-
-    return add
-
-
-def predictor(name: str, source: str, device: str) -> Predictor:
-    """Load a predictor by its name.
-
-    Raises ConfigError for an unknown name, or if the source can't be loaded.
-    """
-    if name not in PREDICTORS:
-        raise ConfigError(f"predictor {name}: unknown; available: {', '.join(sorted(PREDICTORS))}")
-    try:
-        return PREDICTORS[name](source, device)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model {source}: can't be loaded as {name} ({reason})") from error
-
-
 class _OfTransformers:
     """A predictor that uses a transformers model."""
 
@@ -75,7 +46,6 @@ class _OfTransformers:
         self.fingerprint = f"{type(self).__name__.lower()}-{weights_fingerprint(self._model)}"
 
 
-@register("esmfold")
 class EsmFold(_OfTransformers):
     """ESMFold (Lin et al. 2023)."""
 
@@ -91,7 +61,6 @@ class EsmFold(_OfTransformers):
         return [Predicted(atoms_L[:length], confidence_L[:length]) for atoms_L, confidence_L, length in rows]
 
 
-@register("esmfold2")
 class EsmFold2(_OfTransformers):
     """ESMFold2 from the sequence alone: the sample with the highest pTM. The seed is the same in every batch."""
 
@@ -115,3 +84,20 @@ class EsmFold2(_OfTransformers):
         n = torch.searchsorted(features["atom_to_token"][0, features["atom_attention_mask"][0]], residues)
         atoms = folded["sample_atom_coords"][best][n[:, None] + torch.arange(4, device=n.device)]  # N, CA, C, O first
         return Predicted(atoms.cpu().numpy(), 100 * folded["plddt_per_atom"][best, n + 1].cpu().numpy())
+
+
+PREDICTORS: dict[str, type[Predictor]] = {"esmfold": EsmFold, "esmfold2": EsmFold2}
+
+
+def predictor(name: str, source: str, device: str) -> Predictor:
+    """Load a predictor by its name.
+
+    Raises ConfigError for an unknown name, or if the source can't be loaded.
+    """
+    if name not in PREDICTORS:
+        raise ConfigError(f"predictor {name}: unknown; available: {', '.join(sorted(PREDICTORS))}")
+    try:
+        return PREDICTORS[name](source, device)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model {source}: can't be loaded as {name} ({reason})") from error

@@ -37,7 +37,7 @@ class FoldSection(Section):
     model: str
     """Folder or hub name of the predictor's weights."""
     predictor: str = "esmfold"
-    """Kind of predictor: esmfold, esmfold2, or MODULE:KIND, a kind that an imported module registers."""
+    """Kind of predictor: esmfold or esmfold2."""
     cache: Path
     """Folder to keep predictions in."""
     cache_gb: PositiveFloat = 50.0
@@ -60,8 +60,7 @@ def main(fold: FoldSection, ray: ClusterSection) -> None:
         find(RaySection(address=address))
     elif address is not None:
         raise ConfigError("--ray.address needs --fold.workers; without workers, this process predicts")
-    if ":" not in fold.predictor:  # a predictor from outside defines what its model may be
-        check_model(fold.model, "model")
+    check_model(fold.model, "model")
     # The predictor's memory grows with the square of the length: longer sequences would run out of memory.
     sequences = [text for text in read_proteins(fold.input)[1] if len(text) <= fold.max_length]
     if not sequences:
