@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,12 +15,11 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import MADE_FILE, RECORD_FILE
 from esmeray.dataset.embeddings import arrays
 from esmeray.dataset.embeddings.manifest import INDEX_FILE
-from esmeray.dataset.embeddings.reader import Embeddings
 from esmeray.inference.index import build
 from esmeray.inference.index.build import make_index
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.section import IndexSection
-from tests.collisions import COLLIDING, hashes_of_one_bit
+from tests.collisions import hashes_of_one_bit
 from tests.damage import killed_in_piece, refuse_silence
 from tests.embeddings import make_embeddings, random_vectors
 
@@ -94,23 +92,14 @@ def test_a_compressed_index_finds_families(tmp_path):
     np.testing.assert_allclose(near[1], exact[1], atol=0.01)
 
 
-def test_ids_are_read_a_block_at_a_time(sources, tmp_path, monkeypatch):
+def test_blocks_of_ids_do_not_change_an_index(sources, tmp_path, monkeypatch):
     make_index(sources, section(tmp_path / "whole"))
     for source in sources:
         ids = pq.read_table(source / INDEX_FILE)
         pq.write_table(ids, source / INDEX_FILE, row_group_size=30)
-    asked: list[int] = []
-    column = Embeddings.column
-
-    def counted(self: Embeddings, *arguments: Any) -> Any:
-        asked.append(len(column(self, *arguments)))
-        return column(self, *arguments)
-
-    monkeypatch.setattr(Embeddings, "column", counted)
     monkeypatch.setattr("esmeray.inference.index.rows.INDEX_ROWS", 70)
     built = make_index([*sources, sources[0]], section(tmp_path / "blocks"))
     assert (built.new, built.known) == (700, 400)
-    assert max(asked) == 70, "their number does not count"
     assert bytes_of(tmp_path / "blocks") == bytes_of(tmp_path / "whole")
 
 
@@ -197,21 +186,6 @@ def test_an_index_at_a_uri_grows_without_sending_its_parts_again(sources, tmp_pa
     other = make_embeddings(tmp_path / "other", VECTORS[:1], ["p0"], sequences=["MW"])
     with pytest.raises(DataError, match=f"other: 'p0' has a different sequence in {uri}; give it another id"):
         make_index([other], section(uri))
-
-
-@pytest.mark.parametrize("kind", ["exact", "compressed"])
-def test_different_ids_of_one_hash_are_all_added_and_found(tmp_path, kind):
-    first, second = ([pair[side] for pair in COLLIDING] for side in (0, 1))
-    more = IDS[:200]
-    old = make_embeddings(tmp_path / "old", VECTORS[:203], [*first, *more])
-    new = make_embeddings(tmp_path / "new", VECTORS[300:503], [*second, *more])
-    make_index([old], section(tmp_path / "grown", kind=kind))
-    assert make_index([new], section(tmp_path / "grown"))[1:] == (3, 200)
-    assert make_index([old, new], section(tmp_path / "at_once", kind=kind))[1:] == (206, 200)
-    for folder in ("grown", "at_once"):
-        index = open_index(tmp_path / folder)
-        rows = index.rows([*second, *first, *more, "nobody"])
-        assert index.ids(rows[:-1]) == [*second, *first, *more] and rows[-1] == -1
 
 
 POOL = ["a", "b", "c", "d", "e", "f"]
