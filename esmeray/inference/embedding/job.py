@@ -82,13 +82,17 @@ def run_job(
     output = target_path(job.output)
     recover(output)
     before = [] if overwrite else _finished(job, output, folders)
-    if before:
-        _grow(job, ingest, cluster, sources, folders, output, before)
-        return _reports(job, output)
-    refuse_existing(output, MADE_BY, overwrite)
-    with _computed(job, ingest, cluster, sources, folders, output) as (partial, models):
+    if not before:
+        refuse_existing(output, MADE_BY, overwrite)
+    with _computed(job, ingest, cluster, sources, folders, output, before) as (partial, models):
+        if before:
+            # What the output lacked has been embedded; now it is merged.
+            for model, index, folder in zip(models, before, folders, strict=True):
+                part = output / folder / part_name(len(index.parts))
+                _add_part(model, partial / "logs", output, part, uri_of(job.output))
+            return _reports(job, output)
+        reports = []
         with made_folder(output, MADE_BY, overwrite) as building:
-            reports = []
             for model, folder in zip(models, folders, strict=True):
                 (building / folder).mkdir(exist_ok=True)
                 reports.append(model.assemble(building / folder))
@@ -126,7 +130,7 @@ def _computed(
     sources: Sequence[ModelSource],
     folders: Sequence[str],
     output: Path,
-    before: Sequence[Index] = (),
+    before: Sequence[Index],
 ) -> Iterator[tuple[Path, list[ModelJob]]]:
     """Compute the missing shards of all models. Yield the folder of unfinished work and the models, to be assembled.
 
@@ -159,31 +163,15 @@ def _computed(
         yield partial, models
 
 
-def _grow(
-    job: EmbedJobSection,
-    ingest: IngestSection | None,
-    cluster: RaySection | None,
-    sources: Sequence[ModelSource],
-    folders: Sequence[str],
-    output: Path,
-    before: Sequence[Index],
-) -> None:
-    """Embed what a finished output lacks, then merge: add it to each model's folder as a part."""
-    with _computed(job, ingest, cluster, sources, folders, output, before) as (partial, models):
-        for model, index, folder in zip(models, before, folders, strict=True):
-            if not model.chosen.size:  # nothing new, or added by an earlier start
-                continue
-            name = f"{folder}/{part_name(len(index.parts))}".lstrip("/")
-            ready = model.folder.with_name(f"{model.folder.name}.part")
-            # Overwritten, because an earlier start may have ended before the rename.
-            with made_folder(ready, MADE_BY, overwrite=True) as building:
-                model.assemble(building)
-                shutil.copytree(partial / "logs", building / "logs")
-            _add_part(ready, output / name, uri_of(job.output), name)
-
-
-def _add_part(ready: Path, part: Path, uri: str | None, name: str) -> None:
-    """Move a finished folder to its place in an output. At a URI, upload it."""
+def _add_part(model: ModelJob, logs: Path, output: Path, part: Path, uri: str | None) -> None:
+    """Add the computed records to a finished output, as the folder ``part``. At a URI, upload it."""
+    if not model.chosen.size:  # nothing new, or added by an earlier start
+        return
+    ready = model.folder.with_name(f"{model.folder.name}.part")
+    # Overwritten, because an earlier start may have ended before the rename.
+    with made_folder(ready, MADE_BY, overwrite=True) as building:
+        model.assemble(building)
+        shutil.copytree(logs, building / "logs")
     if uri is not None:  # the output is a copy, maybe with part of an interrupted upload
         shutil.rmtree(part, ignore_errors=True)
     # Open files never change: a part appears as a whole, at a URI when its manifest appears.
@@ -191,7 +179,7 @@ def _add_part(ready: Path, part: Path, uri: str | None, name: str) -> None:
         ready.rename(part)
         sync(part.parent)
     if uri is not None:
-        upload = partial_call(upload_folder, part, f"{current(uri)}/{name}", MANIFEST_FILE)
+        upload = partial_call(upload_folder, part, f"{current(uri)}/{part.relative_to(output)}", MANIFEST_FILE)
         retried(upload, uri, storage().patience_s, log.warning)
 
 

@@ -30,10 +30,10 @@ from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import Shard, make_plan
 from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.embedding.worker import ShardWorker
-from esmeray.inference.models.kinds import Limit, Output
+from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.source import config_of, find_model, limit_of
+from esmeray.inference.models.source import check_model, config_of
 from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.model.device import DTYPES, choose_device
 from esmeray.monitoring.advice import Facts, advise
@@ -62,23 +62,19 @@ WARMUP_RUNS, RUNS = 3, 20
 
 
 class Subject(NamedTuple):
-    """A model with the outputs to measure.
-
-    ``tokens``: token budget of a batch. ``limit``: limit of texts.
-    """
+    """A model with the outputs to measure. ``tokens``: token budget of a batch."""
 
     model: Model
     outputs: Sequence[Output]
     tokens: int
-    limit: Limit
 
     def run(self, texts: Sequence[str], token_budget: int | None = None) -> list[BatchRows]:
-        tokenized = TokenizedTexts(self.model.tokenize(texts, *self.limit), self.model)
+        tokenized = TokenizedTexts(self.model.tokenize(texts, *self.model.limit), self.model)
         return list(run(self.model, tokenized, self.outputs, token_budget))
 
     def token_counts(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """(N,) tokens per text, special tokens included."""
-        return self.model.tokenize(texts, *self.limit).lengths + self.model.facts.special_tokens
+        return self.model.tokenize(texts, *self.model.limit).lengths + self.model.facts.special_tokens
 
 
 class Job(NamedTuple):
@@ -87,15 +83,6 @@ class Job(NamedTuple):
     work: Callable[[], Sequence[NDArray]]
     tokens: NDArray[np.int64]
     batches: int
-
-
-def open_subject(name: str, settings: EmbedSection, device: str, outputs: Sequence[str] = ()) -> Subject:
-    """Open a model with the device's defaults. Without ``outputs``, the mean, or the classes of a classifier."""
-    precision, tokens = settings.resolved(device == "cuda")
-    # Random weights take the same time.
-    model = open_model(name, precision, device, random_weights=True)
-    kinds = outputs or ["classes" if "classifier" in model.heads else "mean"]
-    return Subject(model, model.outputs(kinds, settings.layers), tokens, Limit(model.facts.longest))
 
 
 def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
@@ -111,10 +98,13 @@ def profile_model(
     """Measure stages and batch sizes. The trace is written to ``folder``."""
     show(f"opening {name}")
     device = settings.device or choose_device().type
-    # Crops, because a classifier crops, too, and batch sizes are measured with whole sequences.
-    embed = EmbedSection(tokens=settings.tokens, precision=settings.precision, long="crop")
-    subject = open_subject(name, embed, device)
-    facts, backbone = subject.model.facts, subject.model.backbone
+    precision, tokens = settings.resolved(device == "cuda")
+    located = check_model(name, random_weights=True)  # random weights take the same time
+    model = open_model(located, precision, device)
+    facts, backbone = model.facts, model.backbone
+    is_classifier = "classifier" in model.heads
+    outputs = model.outputs(["classes" if is_classifier else "mean"])
+    subject = Subject(model, outputs, tokens)
     result: dict[str, Any] = {
         "model": facts.name,
         "task": facts.task,
@@ -128,20 +118,18 @@ def profile_model(
         "torch": torch.__version__,
     }
     with tempfile.TemporaryDirectory() as scratch:
-        if "classifier" in subject.model.heads:
-            config = config_of(find_model(name).folder, overrides)
-            data = config.data
-            subject = subject._replace(limit=limit_of(data))
-            texts = read_labelled(
-                data.source, data.labels, config.model.tokenizer, data.ingest, with_labels=False
-            ).texts
+        if is_classifier:
+            config = config_of(located.folder, overrides)
+            data, tokenizer = config.data, config.model.tokenizer
+            texts = read_labelled(data.source, data.labels, tokenizer, data.ingest, with_labels=False).texts
             job = _texts_job(subject, texts)
         else:
             data = load_config(None, overrides).data
             store = job_store(data.source, data.ingest, Path(scratch))
             texts = [store.text(record) for record in range(len(store))]
-            embed = embed.model_copy(update={"tokens": subject.tokens})  # the device's default, which the plan needs
-            job = _store_job(ShardWorker(subject.model, store, embed), store, embed)
+            # Crops, as a classifier does.
+            embed = EmbedSection(tokens=tokens, precision=precision, long="crop")
+            job = _store_job(ShardWorker(model, store, embed), store, embed)
         show("tracing")
         subject.run(texts[:1])  # warm-up
         result |= profile_stages(subject, job, folder)

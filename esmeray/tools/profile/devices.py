@@ -76,50 +76,44 @@ def compare(name: str, texts: Sequence[str], show: Callable[[str], None]) -> dic
     """Embed a sample of proteins, spread over the lengths, on both devices, in alternating rounds after a warm-up."""
     import torch
 
-    from esmeray.inference.profile.measuring import open_subject, spread
+    from esmeray.inference.models.opening import open_model
+    from esmeray.inference.profile.measuring import spread
 
     # Each device uses embed's defaults: the comparison shows what a GPU saves, not what a precision saves.
     kinds: list[tuple[str, Precision | None]] = [("cpu", None), ("cuda", None)]
     if not torch.cuda.is_available():
         kinds = [("cpu", "fp32"), ("cpu", "bf16")]
     sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), PROTEINS).tolist()]
-    subjects = {}
-    for device, precision in kinds:
-        subject = open_subject(name, EmbedSection(precision=precision), device, ["mean"])
-        subject.run(sample[:1])  # loads kernels before the measurements
-        subjects[f"{'GPU' if device == 'cuda' else 'CPU'} {subject.model.facts.precision}"] = subject
-    contenders = {
-        label: partial(timed, partial(subject.run, sample, subject.tokens)) for label, subject in subjects.items()
-    }
+    models = {}
+    for device, wanted in kinds:
+        precision, _ = EmbedSection(precision=wanted).resolved(device == "cuda")
+        model = open_model(name, precision, device, random_weights=True)  # random weights take the same time
+        sample = [text[: model.facts.longest] for text in sample]
+        model.embed(sample[:1])  # loads kernels before the measurements
+        models[f"{'GPU' if device == 'cuda' else 'CPU'} {precision}"] = model
+    contenders = {label: partial(timed, partial(model.embed, sample)) for label, model in models.items()}
     samples = measure(contenders, ROUNDS, show=lambda text: show(f"{name}, {text}"))
-    # Count computed residues, because longer sequences are cropped.
-    residues = int(sum(batch.lengths.sum() for batch in next(iter(samples.values()))[0][0]))
+    residues = sum(map(len, sample))
     devices = {}
     for label, rounds in samples.items():
         seconds = [time_s for _, time_s in rounds]
         devices[label] = {
-            "device": subjects[label].model.facts.device_name,
-            "tokens": subjects[label].tokens,
+            "device": models[label].facts.device_name,
+            "tokens": models[label].token_budget(None),
             "proteins_per_s": [len(sample) / time_s for time_s in seconds],
             "residues_per_s": [residues / time_s for time_s in seconds],
         }
     slower, faster = ([seconds for _, seconds in rounds] for rounds in samples.values())
     return {
         "model": name,
-        "random_weights": any(subject.model.facts.random_weights for subject in subjects.values()),
+        "random_weights": model.facts.random_weights,
         "proteins": len(sample),
         "residues": residues,
         "devices": devices,
         "speed_up": ratio(round_ratios(slower, faster))._asdict(),
         "hours_saved_per_million_proteins": 1e6 / len(sample) * (median(slower) - median(faster)) / 3600,
-        "agreement": agreement(*(_means(rounds[0][0]) for rounds in samples.values())),
+        "agreement": agreement(*(rounds[0][0] for rounds in samples.values())),
     }
-
-
-def _means(batches: Sequence[Any]) -> NDArray[np.float32]:
-    """Return (N, D) vectors in the order of the texts. The batches depend on the device's token budget."""
-    order_N = np.argsort(np.concatenate([batch.indices for batch in batches]))
-    return np.concatenate([batch.arrays["mean"] for batch in batches])[order_N]
 
 
 def agreement(first_ND: NDArray[np.float32], second_ND: NDArray[np.float32]) -> dict[str, float]:
