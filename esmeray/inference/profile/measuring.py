@@ -34,12 +34,11 @@ from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.model import BatchRows, Model, TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import check_model, config_of
-from esmeray.inference.profile.section import ModelProfileSection
-from esmeray.model.device import DTYPES, choose_device
+from esmeray.model.device import DTYPES
 from esmeray.monitoring.advice import Facts, advise
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 from esmeray.monitoring.sampling.peaks import copy_bytes_per_s, peak_tflops, product_flops_per_s
-from esmeray.train_config.section import Overrides
+from esmeray.train_config.section import ComputeSection, Overrides
 from esmeray.training.config import load_config
 
 NORMS = "norm and activation"
@@ -93,12 +92,17 @@ def spread(lengths_N: NDArray[np.integer], count: float) -> NDArray[np.int64]:
 
 
 def profile_model(
-    name: str, settings: ModelProfileSection, overrides: Overrides, folder: Path, show: Callable[[str], None]
+    name: str,
+    device: str,
+    compute: ComputeSection,
+    batch_sizes: Sequence[int],
+    overrides: Overrides,
+    folder: Path,
+    show: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure stages and batch sizes. The trace is written to ``folder``."""
     show(f"opening {name}")
-    device = settings.device or choose_device().type
-    precision, tokens = settings.resolved(device == "cuda")
+    precision, tokens = compute.resolved(device == "cuda")
     located = check_model(name, random_weights=True)  # random weights take the same time
     model = open_model(located, precision, device)
     facts, backbone = model.facts, model.backbone
@@ -133,8 +137,8 @@ def profile_model(
         show("tracing")
         subject.run(texts[:1])  # warm-up
         result |= profile_stages(subject, job, folder)
-        if settings.batch_sizes:
-            result["batch_sizes"] = measure_batches(subject, texts, settings.batch_sizes, show)
+        if batch_sizes:
+            result["batch_sizes"] = measure_batches(subject, texts, batch_sizes, show)
     return result
 
 

@@ -21,7 +21,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from rich.text import Text
@@ -29,9 +29,20 @@ from rich.text import Text
 from esmeray.common.command_line import result_console
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import status_line
-from esmeray.inference.profile.section import ModelProfileSection
 from esmeray.tools.grammar import OutputWriter, Overrides, command, example_of
+from esmeray.train_config.section import ComputeSection, PositiveInt
 from esmeray.training.config import load_config
+
+
+class ModelProfileSection(ComputeSection):
+    """Batches and precision of a model profile. Profiles of experiments have their own section."""
+
+    output: str | None = None
+    """Folder to create. Default: profile-MODEL in the working folder."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Device to compute on: cpu or cuda. Default: CUDA if available."""
+    batch_sizes: list[PositiveInt] = Field(default=[1, 4, 8, 16, 32, 64])
+    """Batch sizes, in texts, to measure latency and memory for. none: skip this step."""
 
 
 @command("profile model", __doc__, made_by="profile model")
@@ -55,8 +66,10 @@ def main(
             measured = profile_training(load_config(model, overrides), building)
         else:
             from esmeray.inference.profile.measuring import profile_model
+            from esmeray.model.device import choose_device
 
-            measured = profile_model(model, profile, overrides, building, show)
+            device = profile.device or choose_device().type
+            measured = profile_model(model, device, profile, profile.batch_sizes, overrides, building, show)
         lines = _write(measured, building)
     result_console().print(Text("\n".join(lines)), Text(f"written: {output}"), sep="\n")
 
