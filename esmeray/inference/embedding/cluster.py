@@ -77,9 +77,8 @@ class ClusterEngine:
     def __init__(
         self, job: EmbedJobSection, source: ModelSource, store: Store, files: ShardFiles, *, max_failures: int
     ) -> None:
-        source = source._replace(
-            path=absolute_path(source.path, PATH_OR_NAME)
-        )  # actors have a different working folder
+        # Actors have a different working folder.
+        source = source._replace(path=absolute_path(source.path, PATH_OR_NAME))
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
         self._pool = ActorPool(
