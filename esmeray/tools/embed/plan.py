@@ -13,7 +13,7 @@ Examples:
   esmeray embed plan --plan.model esm2_t6_8M --plan.gpu laptop --plan.devices 1 --plan.assume.tokens_per_s 25000
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 from rich.filesize import decimal
@@ -26,6 +26,9 @@ from esmeray.inference.index.build import num_lists
 from esmeray.model.section import BackboneSection
 from esmeray.tools.grammar import command
 from esmeray.train_config.section import PositiveFloat, PositiveInt, Precision, Section
+
+if TYPE_CHECKING:
+    from esmeray.model.backbones.base import PackedBackbone
 
 PROTEINS = (1e6, 1e7, 1e8, 1e9, 1e10)
 """Numbers of proteins, one table row each."""
@@ -82,14 +85,6 @@ class EmbeddingPlanSection(Section):
     assume: EmbeddingAssumptions = EmbeddingAssumptions()
 
 
-class Cost(NamedTuple):
-    """Costs of a model: FLOP per token, FLOP of attention per pair of tokens, and channels of its vectors."""
-
-    flops_per_token: float
-    attention_flops: float
-    channels: int
-
-
 class Forecast(NamedTuple):
     """Values for a number of proteins; ``memory_bytes`` is the memory of the index during search."""
 
@@ -104,27 +99,25 @@ class Forecast(NamedTuple):
 
 @command("embed plan", __doc__)
 def main(plan: EmbeddingPlanSection) -> None:
-    cost = cost_of(plan.model)
-    rate = tokens_per_s(plan, cost)
-    rows = [forecast(plan, cost, rate, proteins) for proteins in PROTEINS]
+    backbone = without_weights(plan.model)
+    rate = tokens_per_s(plan, backbone)
+    rows = [forecast(plan, backbone.hidden_size, rate, proteins) for proteins in PROTEINS]
     result_console().print(_table(plan, rate, rows))
 
 
-def cost_of(model: str) -> Cost:
-    """Cost per token of the model. Raises ConfigError or ResourceError."""
-    # Imported here: they load torch, which the help does not need.
-    from esmeray.model.backbones.loading import build_backbone
-    from esmeray.model.cost.flops import forward_flops
+def without_weights(model: str) -> "PackedBackbone":
+    """Return the model's modules, without memory for weights. Raises ConfigError or ResourceError."""
+    from esmeray.model.backbones.loading import build_backbone  # here: it loads torch, which the help does not need
 
-    backbone = build_backbone(BackboneSection(source=model), seed=0, empty=True)
-    return Cost(*forward_flops(backbone), backbone.hidden_size)
+    return build_backbone(BackboneSection(source=model), seed=0, empty=True)
 
 
-def tokens_per_s(plan: EmbeddingPlanSection, cost: Cost) -> float:
+def tokens_per_s(plan: EmbeddingPlanSection, backbone: "PackedBackbone") -> float:
     """Tokens per second of a device: as measured, or the reached share of its peak, divided by the FLOP per token."""
     if plan.assume.tokens_per_s is not None:
         return plan.assume.tokens_per_s
-    from esmeray.monitoring.sampling.peaks import known_gpus, peak_tflops  # here: it loads torch
+    from esmeray.model.cost.flops import forward_flops  # here: these load torch
+    from esmeray.monitoring.sampling.peaks import known_gpus, peak_tflops
 
     peak = peak_tflops(plan.gpu, PRECISION)
     if peak is None:
@@ -133,27 +126,28 @@ def tokens_per_s(plan: EmbeddingPlanSection, cost: Cost) -> float:
             f"plan.gpu: {plan.gpu!r} has no known peak in {PRECISION}{did_you_mean(plan.gpu, gpus)}; use "
             f"one of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"
         )
-    return 1e12 * peak * plan.assume.mfu / (cost.flops_per_token + cost.attention_flops * CONTEXT)
+    per_token, per_pair = forward_flops(backbone)
+    return 1e12 * peak * plan.assume.mfu / (per_token + per_pair * CONTEXT)
 
 
-def forecast(plan: EmbeddingPlanSection, cost: Cost, rate: float, proteins: float) -> Forecast:
+def forecast(plan: EmbeddingPlanSection, channels: int, rate: float, proteins: float) -> Forecast:
     """Forecast the values for a number of proteins, at ``rate`` tokens per second and device."""
     hours = proteins * (RESIDUES + 2) / (rate * plan.devices) / 3600  # two special tokens per protein
     rows = proteins * (RESIDUES if plan.output == "residues" else 1)
     if plan.index == "exact":
-        memory_bytes = proteins * 4 * cost.channels
-        index_bytes = proteins * 6 * cost.channels  # fp32 and the bf16 filter
-        core_queries = EXACT_PRODUCTS_PER_S / (proteins * cost.channels)
+        memory_bytes = proteins * 4 * channels
+        index_bytes = proteins * 6 * channels  # fp32 and the bf16 filter
+        core_queries = EXACT_PRODUCTS_PER_S / (proteins * channels)
     else:
-        memory_bytes = proteins * (cost.channels / 8 + CODE_BYTES)
-        index_bytes = memory_bytes + proteins * 2 * cost.channels  # fp16 values, which score the best rows again
-        smaller = _cluster_rows(AT_ROWS, cost.channels) / _cluster_rows(proteins, cost.channels)
+        memory_bytes = proteins * (channels / 8 + CODE_BYTES)
+        index_bytes = memory_bytes + proteins * 2 * channels  # fp16 values, which score the best rows again
+        smaller = _cluster_rows(AT_ROWS, channels) / _cluster_rows(proteins, channels)
         core_queries = COMPRESSED_QUERIES_PER_S * smaller
     return Forecast(
         proteins,
         hours,
         hours * plan.devices * plan.price,
-        rows * cost.channels * VECTOR_BYTES,
+        rows * channels * VECTOR_BYTES,
         index_bytes,
         memory_bytes,
         core_queries * CORES,
