@@ -152,10 +152,11 @@ def _computed(
         works = [folder or "model" for folder in folders]
         if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
             raise other_job(partial, f"of model {min(others)}", REMEDY)
+        indexes: Sequence[Index | None] = before or [None] * len(works)
         # All are checked before the first model loads, so that an id with a changed sequence costs nothing.
         models = [
             ModelJob(job, cluster, source, ShardFiles(partial / name, shared and f"{shared}/{name}"), store, index)
-            for source, name, index in zip(sources, works, before or [None] * len(works), strict=True)
+            for source, name, index in zip(sources, works, indexes, strict=True)
         ]
         # All models compute before the first is assembled, so that a rejected model costs no files.
         for model in models:

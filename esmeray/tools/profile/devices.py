@@ -112,7 +112,7 @@ def compare(name: str, texts: Sequence[str], show: Callable[[str], None]) -> dic
         "devices": devices,
         "speed_up": ratio(round_ratios(slower, faster))._asdict(),
         "hours_saved_per_million_proteins": 1e6 / len(sample) * (median(slower) - median(faster)) / 3600,
-        "agreement": agreement(*(rounds[0][0] for rounds in samples.values())),
+        "agreement": agreement(*(np.asarray(rounds[0][0]) for rounds in samples.values())),
     }
 
 
