@@ -27,7 +27,7 @@ from esmeray.train_config.section import Section, settings_of
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
-from tests.function.generated import generate
+from tests.function.cases import write_case
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 from tests.monitoring.gpu_traces import healthy
@@ -52,7 +52,6 @@ STAND_INS = {
 QUICK = {
     "design evaluate": ["--evaluate.steps", "2"],
     "design generate": ["--generate.steps", "2", "--generate.number", "1"],
-    "function evaluate": ["--evaluate.draws", "10"],
     "mutations campaign": ["--campaign.rounds", "2"],
     "mutations propose": ["--propose.number", "4"],
     "profile model": ["--profile.batch_sizes", "none"],
@@ -209,7 +208,7 @@ def write_structures(folder: Path) -> None:
 
 def write_terms(folder: Path) -> None:
     """Write a small ontology with annotations and predictions."""
-    case = generate(folder / "case", 4).folder
+    case = write_case(folder / "case", 4).folder
     terms = {line[4:] for line in (case / "terms.obo").read_text().splitlines() if line.startswith("id: GO:")}
     known = read_ontology(case / "terms.obo").positions.keys() & terms
     truth = [line for line in (case / "truth.tsv").read_text().splitlines() if line.split()[1] in known]

@@ -25,19 +25,18 @@ _CAMPAIGN = {"proposals": "found", "greedy by the zero-shot score": "found: zero
 _BETA_LACTAMASE_SIZES = (48, 96, 240)
 
 
-def _run(work: Work, command: str, settings: str) -> None:
-    """Run ``esmeray mutations COMMAND`` with output in the folder of its name; SECTION stands for the command."""
-    if not (work.folder / command).exists():  # a seed that was stopped may have it
-        options = f"--SECTION.features one_hot --SECTION.output FOLDER/{command} --SECTION.seed {work.seed} {settings}"
-        work.run(f"mutations {command} {options}".replace("SECTION", command))
+def _fit(work: Work, settings: str) -> None:
+    """Run ``esmeray mutations fit`` with output in the folder ``fit``."""
+    if not (work.folder / "fit").exists():  # a seed that was stopped may have it
+        work.run(f"mutations fit --fit.features one_hot --fit.output FOLDER/fit --fit.seed {work.seed} {settings}")
 
 
 def _assays(work: Work) -> dict[str, Value]:
     folder = "DATA/mutations/metl"
-    tables = f"--SECTION.sequence {folder}/wild_types.fasta --SECTION.table {folder}"
-    columns = "--SECTION.measured_column measured --SECTION.zero_shot_column eve"
+    tables = f"--fit.sequence {folder}/wild_types.fasta --fit.table {folder}"
+    columns = "--fit.measured_column measured --fit.zero_shot_column eve"
     sizes = " ".join(map(str, SIZES))
-    _run(work, "fit", f"{tables} {columns} --fit.folds rest --fit.sizes {sizes}")
+    _fit(work, f"{tables} {columns} --fit.folds rest --fit.sizes {sizes}")
     evaluation = work.read("fit/evaluation.json")
     values: dict[str, Value] = {}
     for size in SIZES:
@@ -47,9 +46,10 @@ def _assays(work: Work) -> dict[str, Value]:
         for ending, spearman in (("", ours), (": EVE", eve)):
             values |= {f"{assay} {size}{ending}": Value(value=value) for assay, value in spearman.items()}
             values[f"mean {size}{ending}"] = Value(value=mean(spearman.values()))
-    _run(work, "campaign", f"{tables} {columns}")
+    if not (work.folder / "campaign").exists():
+        work.run(f"mutations campaign FOLDER/fit --campaign.output FOLDER/campaign --campaign.seed {work.seed}")
     table = pd.read_csv(work.folder / "campaign" / "campaign.csv")
-    found = table[(table["round"] == table["round"].max()) & (table["repeat"] == 0)].groupby("way")["found"].mean()
+    found = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
     return values | {name: Value(value=found[way]) for way, name in _CAMPAIGN.items()}
 
 
@@ -58,7 +58,7 @@ def _beta_lactamase(work: Work) -> dict[str, Value]:
     rows[rows["deep_sequence"] != ""].to_csv(work.folder / "scored.csv", index=False)
     tables = "--fit.sequence DATA/mutations/beta_lactamase.fasta --fit.first_position 24 --fit.table FOLDER/scored.csv"
     sizes = " ".join(map(str, _BETA_LACTAMASE_SIZES))
-    _run(work, "fit", f"{tables} --fit.zero_shot_column deep_sequence --fit.folds random --fit.sizes {sizes}")
+    _fit(work, f"{tables} --fit.zero_shot_column deep_sequence --fit.folds random --fit.sizes {sizes}")
     evaluation = work.read("fit/evaluation.json")
     values = {}
     for size in _BETA_LACTAMASE_SIZES:

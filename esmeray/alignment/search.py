@@ -99,8 +99,6 @@ def _unit(vectors_nC: NDArray[np.float32]) -> NDArray[np.float32]:
     return vectors_nC / np.maximum(np.linalg.norm(vectors_nC, axis=1, keepdims=True), 1e-30)
 
 
-HEADER = "qseqid sseqid pident length mismatch gapopen qstart qend sstart send evalue bitscore".replace(" ", "\t")
-"""Columns of BLAST's output format 6; positions are 1-based and inclusive."""
 _AT_ONCE = 256
 """Maximum number of records per piece of work of a thread."""
 _PARASAIL = parasail.bindings_v2._lib
@@ -120,21 +118,19 @@ class Hit(NamedTuple):
 
 
 class Search:
-    """Search in all records of a store, by default on all cores that this process may use.
+    """Search in all records of a store, on all cores that this process may use.
 
     ``scores`` replaces parasail for exhaustive scores, for example on a GPU.
     """
 
-    def __init__(
-        self, store: Store, scoring: Scoring, *, threads: int | None = None, scores: Scores | None = None
-    ) -> None:
+    def __init__(self, store: Store, scoring: Scoring, *, scores: Scores | None = None) -> None:
         if store.is_text:
             raise DataError(f"{store.path}: is a store of texts, which can't be aligned; give a store of proteins")
         self.store, self.scoring = store, scoring
-        self.threads = threads or usable_cpus()
+        self._threads = usable_cpus()
         self._all_scores = scores
         self._residues = int(store.lengths.sum(dtype=np.int64))
-        self._pool = ThreadPoolExecutor(self.threads)  # starts threads lazily
+        self._pool = ThreadPoolExecutor(self._threads)  # starts threads lazily
 
     def hits(
         self, query: bytes, count: int = 10, evalue: float = 10.0, records: NDArray[np.int64] | None = None
@@ -172,7 +168,7 @@ class Search:
         # The profile depends on the query only: all threads share one.
         score = partial(self._scores, parasail.profile_create_sat(known, self.scoring.matrix))
         # Four pieces per thread balance records of different lengths; more pieces if one would exceed the maximum.
-        count = max(1, min(4 * self.threads, len(records)), -(-len(records) // _AT_ONCE))
+        count = max(1, min(4 * self._threads, len(records)), -(-len(records) // _AT_ONCE))
         return np.concatenate(list(self._pool.map(score, np.array_split(records, count))))
 
     def alignment(self, query: bytes, hit: Hit) -> NDArray[np.int64]:
@@ -191,7 +187,7 @@ class Search:
         return trace[(trace >= 0).all(axis=1).argmax() :]
 
     def row(self, query_id: str, query: bytes, hit: Hit) -> str:
-        """Return a hit as a line of BLAST's output format 6."""
+        """Return a hit as a line of BLAST's output format 6, whose positions are 1-based and inclusive."""
         trace = self.alignment(query, hit)
         paired = trace[(trace >= 0).all(axis=1)]
         texts = query.upper(), self.store.sequence(hit.record).tobytes()

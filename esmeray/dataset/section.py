@@ -87,8 +87,6 @@ class LabelsSection(Section):
     separator: str = Field(default=";", min_length=1)
     """Separator of names in a multilabel column or header. Lists in JSON or Python syntax, e.g. ["a", "b"], are
     recognized with any separator."""
-    weight_column: str | None = None
-    """Table: column with the weight of each record in the loss."""
     split: Literal["hash", "stratified", "column", "files"] = "hash"
     """Method of the training/validation split. hash: data.validation_share of distinct sequences, by a hash;
     stratified: that share of each class; column: by split_column; files: validation_source is held out."""
@@ -147,6 +145,10 @@ class LabelsSection(Section):
                 f"group_column needs split hash or stratified, not {self.split}: remove one",
             ),
             (
+                len(set(self.label_columns)) < len(self.label_columns),
+                f"label_columns: {', '.join(self.label_columns)}: a column is listed twice; remove one",
+            ),
+            (
                 len(self.label_columns) > 1 and self.kind not in ("regression", "multilabel"),
                 f"label_columns: several columns need kind regression or multilabel, not {self.kind}",
             ),
@@ -196,8 +198,6 @@ class StructuresSection(Section):
     chains: str = "each"
     """Chains of a file. each: one record per protein chain; first: the first chain; complex: all chains as one record;
     or names of chains, e.g. A,B: one record per named chain."""
-    min_residues: PositiveInt = 10
-    """Minimum number of residues with coordinates; shorter chains are left out and counted."""
     ca_only: CaOnly = "error"
     """Chains with CA atoms only. error: refuse; skip: leave out, counted; complete: place N, C and O."""
     predicted: bool | Literal["auto"] = "auto"
@@ -211,8 +211,8 @@ class StructuresSection(Section):
 
 
 class PredictionsSection(Section):
-    """Predicted structures for sequences without one. If ``model`` is set, Ray actors predict them during training, in
-    the order in which training needs them."""
+    """Predicted structures for sequences without one. If ``model`` is set, a Ray actor predicts them during training,
+    in the order in which training needs them, on a GPU if the cluster has GPUs."""
 
     folder: Annotated[str | None, PATH] = None
     """Folder of predictions, as written by 'esmeray design fold'."""
@@ -223,10 +223,6 @@ class PredictionsSection(Section):
     """Folder or hub name of the predictor's weights. none: no predictions during training."""
     predictor: str = "esmfold"
     """Kind of predictor: esmfold or esmfold2."""
-    workers: PositiveInt = 1
-    """Number of actors that predict structures during training, with a GPU each if the cluster has GPUs."""
-    tokens: PositiveInt = 1024
-    """Maximum residues of a batch of predictions."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "PredictionsSection":
@@ -269,17 +265,14 @@ class DataSection(Section):
 
 
 class TokenizerSection(Section):
-    """Tokenizer of proteins or texts."""
+    """Tokenizer of proteins or texts. A trained backbone has its own; with random weights it is the ESM alphabet for
+    proteins, and trained for texts."""
 
-    source: str = "auto"
-    """auto: the tokenizer of the backbone's folder or hub name; for random weights the ESM alphabet for proteins, and
-    'train' for text. train: byte-pair encoding of the training texts. Otherwise a local folder or a hub name."""
-    vocabulary_size: Tokens = 4096
-    """Number of tokens that 'train' creates, including special ones; fewer if there are not enough texts."""
+    vocabulary_size: Annotated[int, Field(ge=258, le=2**24)] = 4096
+    """Tokens of the byte-pair encoding that is trained on the texts if the backbone has random weights. It includes the
+    256 bytes and two special tokens, and has fewer if there are not enough texts."""
     content: Literal["protein", "text"] = "protein"
     """protein: residues, checked and upper-cased as in all stores; text: any Unicode."""
-    spaced: bool | Literal["auto"] = "auto"
-    """Put blanks between residues, as ProtBERT needs. auto: if the vocabulary requires it."""
 
 
 class BatchSection(Section):

@@ -30,10 +30,18 @@ from scipy.sparse import csr_array
 
 from esmeray.common.arguments import checked_arguments
 from esmeray.common.errors import DataError
-from esmeray.common.statistics import counts_reaching, f_measure, percentile_interval, ratio, resamplings
+from esmeray.common.statistics import (
+    RESAMPLINGS,
+    counts_reaching,
+    f_measure,
+    percentile_interval,
+    ratio,
+    resamplings,
+)
 from esmeray.function.annotations import Annotations
 from esmeray.function.ontology import BLOCK, Aspect, Method, dense, propagate_dense
 from esmeray.function.section import EvaluationSection, Normalisation
+from esmeray.train_config.section import NonNegativeInt
 
 Array: TypeAlias = NDArray[np.float64]
 BEST = {"fmax": ("f", 1), "fmax_micro": ("f_micro", 1), "smin": ("s", -1)}
@@ -79,13 +87,15 @@ def evaluate_functions(
     known: Annotations | None = None,
     terms_V: NDArray[np.bool_] | None = None,
     settings: EvaluationSection | None = None,
+    draws: NonNegativeInt = RESAMPLINGS,
 ) -> Evaluation:
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
     ``known`` annotations count neither as annotated nor as predicted. Terms outside ``terms_V`` are ignored for all
     proteins (partial knowledge). As in CAFA 5 and 6, averages are not divided by proteins that then have nothing left
     to predict, but predictions for them still count: coverage may exceed 1. If no protein has something left, or no
-    score reaches a threshold, there are no metrics.
+    score reaches a threshold, there are no metrics. ``draws`` is the number of bootstrap samples of proteins for the
+    intervals; without draws there are none.
 
     >>> evaluation = esmeray.evaluate_functions(ontology.aspects[name], truth[name], scores[name])
     >>> 0 < evaluation.metrics["fmax"].value <= 1
@@ -113,7 +123,7 @@ def evaluate_functions(
         return Evaluation(0, 0, np.empty(0), {}, {})
     thresholds_T = np.arange(settings.step, 1, settings.step)
     hits_WTN, predicted_WTN = _count(aspect, actual, scores, excluded, weights_WV, thresholds_T, settings.propagation)
-    values = _normalised(_sums(hits_WTN, predicted_WTN, (actual @ weights_WV.T).T, counts_N, settings), settings.norm)
+    values = _normalised(_sums(hits_WTN, predicted_WTN, (actual @ weights_WV.T).T, counts_N, draws), settings.norm)
     covered_T = values["cov"][0, :, 0] > 0  # draw 0 is all proteins once
     return Evaluation(
         proteins=int(counts_N.sum()),
@@ -162,7 +172,7 @@ def _sums(
     predicted_WTN: Array,
     truth_WN: Array,
     counts_N: NDArray[np.bool_],
-    settings: EvaluationSection,
+    draws: int,
 ) -> dict[str, Array]:
     """Return (W, T, R) sums over all proteins and over each draw; ``proteins`` is (1, 1, R)."""
     truth_WTN = np.broadcast_to(truth_WN[:, None], hits_WTN.shape)
@@ -176,10 +186,10 @@ def _sums(
         "rc": ratio(hits_WTN, truth_WTN),
     }
     sums = {name: [values_WTN.sum(axis=2, keepdims=True)] for name, values_WTN in by_protein.items()}
-    draws = resamplings(truth_WN.shape[1], settings.draws, settings.seed)
+    samples = resamplings(truth_WN.shape[1], draws, seed=0)
     # A draw's sums are a product with the number of times it has each protein; in groups of draws, to bound memory.
-    for _ in range(0, settings.draws, _DRAWS_AT_ONCE):
-        draws_NR = np.stack(list(islice(draws, _DRAWS_AT_ONCE)), axis=1).astype(float)
+    for _ in range(0, draws, _DRAWS_AT_ONCE):
+        draws_NR = np.stack(list(islice(samples, _DRAWS_AT_ONCE)), axis=1).astype(float)
         for name, values_WTN in by_protein.items():
             sums[name].append(values_WTN @ draws_NR)
     return {name: np.concatenate(blocks, axis=2) for name, blocks in sums.items()}

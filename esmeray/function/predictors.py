@@ -12,11 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-from scipy.sparse import csr_array, diags_array, vstack
+from scipy.sparse import csr_array, diags_array
 
 LEAST = 5e-4
 """Smallest score kept: smaller ones would be written as 0.000."""
-_AT_ONCE = 512
 
 
 def naive(terms: csr_array, queries: int) -> csr_array:
@@ -39,24 +38,16 @@ def transferred(weights: csr_array, terms: csr_array) -> csr_array:
 
 
 def nearest(queries_NC: NDArray, annotated_MC: NDArray, neighbours: int, temperature: float) -> csr_array:
-    """Return (N, M) weights exp(cosine / temperature), relative to the largest, of the nearest neighbours by cosine."""
-    annotated_MC = _unit(annotated_MC)
+    """Return (N, M) weights exp(cosine / temperature), relative to the largest, of the nearest k proteins by cosine."""
+    from sklearn.neighbors import NearestNeighbors  # imported here: it takes a second
+
     number = min(neighbours, len(annotated_MC))
-    blocks = [csr_array((0, len(annotated_MC)))]  # vstack needs at least one block
-    for start in range(0, len(queries_NC), _AT_ONCE):  # the cosines of a block are dense
-        cosine_nM = _unit(queries_NC[start : start + _AT_ONCE]) @ annotated_MC.T
-        # Unsorted: the order of the neighbours does not affect a sum over them.
-        nearest_nk = np.argpartition(-cosine_nM, number - 1, axis=1)[:, :number]
-        cosine_nk = np.take_along_axis(cosine_nM, nearest_nk, axis=1)
-        # Relative to the largest: at a low temperature the exponentials could overflow or vanish.
-        weights_nk = np.exp((cosine_nk - cosine_nk.max(axis=1, keepdims=True)).astype(float) / temperature)
-        ends = np.arange(len(cosine_nM) + 1) * number
-        blocks.append(csr_array((weights_nk.ravel(), nearest_nk.ravel(), ends), shape=cosine_nM.shape))
-    return vstack(blocks, format="csr")
-
-
-def _unit(vectors_NC: NDArray) -> NDArray:
-    return vectors_NC / np.maximum(np.linalg.norm(vectors_NC, axis=1, keepdims=True), 1e-12)
+    index = NearestNeighbors(n_neighbors=number, algorithm="brute", metric="cosine").fit(annotated_MC)
+    distance_Nk, nearest_Nk = index.kneighbors(queries_NC)
+    # Relative to the largest: at a low temperature the exponentials could overflow or vanish.
+    weights_Nk = np.exp((distance_Nk.min(axis=1, keepdims=True) - distance_Nk.astype(float)) / temperature)
+    ends = np.arange(len(queries_NC) + 1) * number
+    return csr_array((weights_Nk.ravel(), nearest_Nk.ravel(), ends), shape=(len(queries_NC), len(annotated_MC)))
 
 
 def pruned(scores: csr_array) -> csr_array:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from esmeray.dataset.section import GafDate
 from esmeray.train_config.natures import PATH, PATH_OR_NAME
-from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
+from esmeray.train_config.section import PositiveInt, Section
 
 COMPOSITION = "composition"
 MAX_TERMS = 1500
@@ -25,8 +25,6 @@ class EmbeddingsSection(Section):
     store: Annotated[str | None, PATH] = None
     """Folder of embeddings of the sequences by this model, written by `esmeray embed run`. Default: computed before
     training."""
-    random_weights: bool = False
-    """Accept a model size (esm2_t6_8M) with random weights, to try things out."""
     max_length: PositiveInt | None = None
     """Maximum sequence length in residues; longer sequences are cropped to their start. Default: what the positions of
     the model reach."""
@@ -77,10 +75,6 @@ class EvaluationSection(Section):
     """Evaluate terms without parents; values weighted by information accretion always include them."""
     step: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """First threshold and step between thresholds, between 0 and 1."""
-    draws: NonNegativeInt = 1000
-    """Number of bootstrap draws of proteins for the intervals; 0 for no intervals."""
-    seed: NonNegativeInt = 0
-    """Seed of the bootstrap draws."""
 
 
 class EvaluateTermsSection(EvaluationSection):

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from esmeray.inference.settings import AlignSettings
 
 MADE_BY = "align"
+COLUMNS = {
+    **{"qseqid": str, "sseqid": str, "pident": float, "length": int, "mismatch": int, "gapopen": int},
+    **{"qstart": int, "qend": int, "sstart": int, "send": int, "evalue": float, "bitscore": float},
+}
+"""Columns of BLAST's output format 6, and their types."""
 
 
 class AlignSection(Section):
@@ -55,14 +60,9 @@ class AlignSection(Section):
     embedding: records with the most similar embeddings."""
     candidates: PositiveInt = 1000
     """Number of records per query that a prefilter keeps."""
-    query_embeddings: Path | None = None
-    """Folder of embeddings of the queries, one vector per protein."""
-    store_embeddings: Path | None = None
-    """Folder of embeddings of the store, one vector per protein."""
-    header: bool = False
-    """Write the names of the columns as the first line."""
-    threads: PositiveInt | None = None
-    """Number of CPU threads. Default: the cores that this process may use."""
+    embeddings: list[Path] = Field(default=[], max_length=2)
+    """Folders of embeddings, one vector per protein, for the prefilter embedding: the queries' and the store's, or one
+    that has both."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that computes the scores; cuda scores all records, without a prefilter."""
 
@@ -100,16 +100,12 @@ def align(
     with output_or_scratch(output) as target:
         section = AlignSection.of(queries=str(queries), store=store, output=target, **settings)
         aligned, _, _ = align_to_file(section, IngestSection(), overwrite)
-        from esmeray.alignment.search import HEADER  # here: it loads parasail
-
         # Ids are text, whatever they look like: "NA", "1e5" and "5'" are proteins' names. 3 is csv.QUOTE_NONE.
         hits = pd.read_csv(
             section.output,
             sep="\t",
-            names=HEADER.split("\t"),
-            skiprows=int(section.header),
-            dtype=dict.fromkeys(HEADER.split("\t"), int)
-            | {"qseqid": str, "sseqid": str, "pident": float, "evalue": float, "bitscore": float},
+            names=[*COLUMNS],
+            dtype=COLUMNS,
             keep_default_na=False,
             na_values={"evalue": ["nan"], "bitscore": ["nan"]},
             quoting=3,
@@ -124,18 +120,15 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
     Raises as :func:`align`, before anything is computed if possible.
     """
     refuse_file(section.output, MADE_BY, overwrite)
-    embeddings = [section.query_embeddings, section.store_embeddings]
-    if {section.prefilter == "embedding"} != {folder is not None for folder in embeddings}:
-        raise ConfigError(
-            "align.prefilter: embedding needs query_embeddings and store_embeddings; the other prefilters need neither"
-        )
+    if (section.prefilter == "embedding") != bool(section.embeddings):
+        raise ConfigError("align.prefilter: embedding needs align.embeddings; the other prefilters don't")
     # The job records the manifest of every part: an added part changes the candidates.
-    vectors = [part.manifest.model_dump() for folder in embeddings if folder for part in Index(folder).parts]
+    vectors = [part.manifest.model_dump() for folder in section.embeddings for part in Index(folder).parts]
     if section.device == "cuda" and section.prefilter != "none":
         raise ConfigError("--align.device cuda scores all records; give --align.prefilter none")
     store = Store(section.store)
     from esmeray.alignment.scoring import scoring
-    from esmeray.alignment.search import HEADER, Search
+    from esmeray.alignment.search import Search
 
     by = scoring(section.matrix, section.gap_open, section.gap_extend)
     # Karlin-Altschul parameters come from tables, which BLAST has only for its own combinations of matrix and gaps.
@@ -155,15 +148,13 @@ def align_to_file(section: AlignSection, ingest: IngestSection, overwrite: bool)
         accept(folder, job)
         with journal(folder) as done:
             scores = _on_gpu(store, by) if section.device == "cuda" else None
-            _align(Search(store, by, threads=section.threads, scores=scores), queries, section, done)
+            _align(Search(store, by, scores=scores), queries, section, done)
         hits = 0
         # The journal has every hit. The file is written in one go, so that it is either complete or absent.
         with (
             made_file(section.output, MADE_BY, overwrite) as building,
             building.open("w", encoding="utf-8") as file,
         ):
-            if section.header:
-                file.write(f"{HEADER}\n")
             for line in done.lines():
                 file.write(line)
                 hits += 1
@@ -184,8 +175,8 @@ def _align(search: "Search", queries: Store, section: AlignSection, done: Journa
 def _prefilter(section: AlignSection, store: Store) -> "EmbeddingNeighbours | SharedWords | None":
     from esmeray.alignment.search import EmbeddingNeighbours, SharedWords
 
-    if section.query_embeddings and section.store_embeddings:
-        return EmbeddingNeighbours(store, section.store_embeddings, section.query_embeddings)
+    if section.embeddings:
+        return EmbeddingNeighbours(store, section.embeddings[-1], section.embeddings[0])
     return SharedWords(store) if section.prefilter == "kmer" else None
 
 

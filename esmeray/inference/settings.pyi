@@ -18,10 +18,7 @@ class AlignSettings(TypedDict, total=False):
     gap_extend: int | None
     prefilter: Literal["none", "kmer", "embedding"]
     candidates: int
-    query_embeddings: str | Path | None
-    store_embeddings: str | Path | None
-    header: bool
-    threads: int | None
+    embeddings: Sequence[str | Path]
     device: Literal["cpu", "cuda"]
 
 class BuildIndexSettings(TypedDict, total=False):
@@ -77,11 +74,9 @@ class FitMutantsSettings(TypedDict, total=False):
     first_position: int
     method: Literal["wild_type", "masked", "pseudo"]
     max_length: int | None
-    more_tables: Sequence[str | Path]
     mutant_column: str | None
     sequence_column: str | None
     bad_mutants: Literal["error", "empty"]
-    not_missing: Sequence[str]
     measured_column: str
     features: Literal["embeddings", "one_hot"]
     zero_shot_column: str | None
@@ -101,8 +96,6 @@ class ProposeSettings(TypedDict, total=False):
     """Settings of :func:`esmeray.propose`."""
 
     device: str | None
-    precision: Literal["fp32", "bf16", "fp16"] | None
-    tokens: int | None
     number: int
     strategy: Literal["ei", "ucb", "thompson"]
     candidates: Sequence[Literal["singles", "combinations", "listed"]]
@@ -121,7 +114,6 @@ class ScanSettings(TypedDict, total=False):
     first_position: int
     method: Literal["wild_type", "masked", "pseudo"]
     max_length: int | None
-    more_models: Sequence[str]
 
 class SearchSettings(TypedDict, total=False):
     """Settings of :func:`esmeray.search`."""

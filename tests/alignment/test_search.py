@@ -120,8 +120,7 @@ def test_words_that_are_shared_name_the_family(store, sequences):
     for number in range(0, 48, 4):
         named = words("", sequences[number].encode(), 6)
         assert {number, number + 1} <= set(named.tolist()) and (np.diff(named) > 0).all()
-    for query in (b"", b"MK", b"XXXXX"):
-        assert len(words("", query, 5)) == 5
+    assert [len(words("", query, 5)) for query in (b"", b"MK", b"XXXXX")] == [5, 5, 5]
     assert SharedWords(store, np.array([1, 2, 30]))("", sequences[0].encode(), 1).tolist() == [1]
 
 
@@ -138,10 +137,12 @@ def test_neighbours_by_embeddings_are_those_of_the_largest_cosine(tmp_path):
     for number in range(0, 40, 7):
         expected = np.argsort(-(units @ units[number]))[:5]
         assert near(store.id(number), sequences[number].encode(), 5).tolist() == sorted(expected.tolist())
-    with pytest.raises(DataError, match="no vector for query 'other'"):
-        near("other", b"", 5)
-    with pytest.raises(DataError, match=r"vectors: 'p3' has a different sequence in align\.queries"):
-        near("p3", b"M" * 29, 5)
+    for query, words in (
+        ("other", "no vector for query 'other'"),
+        ("p3", r"vectors: 'p3' has a different sequence in align\.queries"),
+    ):
+        with pytest.raises(DataError, match=words):
+            near(query, b"M" * 29, 5)
     refused = {
         ("fewer", "fewer"): "or their order differ from",
         ("longer", "longer"): "'p39' has a different sequence in",

@@ -169,8 +169,9 @@ def test_hits_are_what_the_command_writes():
 @pytest.mark.usefixtures("found")
 def test_alignments_are_what_the_command_writes():
     files = "--align.queries proteins.fasta --align.store proteins.store --align.output aligned.tsv"
-    written_by(f"align {files} --align.header true")
-    same_tables(esmeray.align("proteins.fasta", "proteins.store", header=True), "aligned.tsv", sep="\t")
+    written_by(f"align {files}")
+    hits = esmeray.align("proteins.fasta", "proteins.store")
+    same_tables(hits, "aligned.tsv", sep="\t", names=[*hits.columns])
 
 
 @pytest.mark.usefixtures("found")

@@ -56,11 +56,14 @@ def test_annotations_have_all_ancestors(ontology, tmp_path):
 
 def test_gaf_is_taken_by_evidence_date_and_without_not(ontology, tmp_path):
     rows = gaf_row("A", "GO:2") + gaf_row("B", "GO:2", "IEA") + gaf_row("C", "GO:2", relation="NOT|enables")
-    path = written(tmp_path, "!gaf-version: 2.2\n!x\n" + rows + gaf_row("D", "GO:3", date="20210601"))
-    assert read_annotations(path, ontology)[MF].proteins == ("A", "D")
-    assert read_annotations(path, ontology, evidence=["IEA"])[MF].proteins == ("B",)
-    assert read_annotations(path, ontology, since="20210601")[MF].proteins == ("D",)
-    assert read_annotations(path, ontology, before="20210601")[MF].proteins == ("A",)
+    path = written(tmp_path, "!gaf-version: 2.2\n!x\n" + rows + gaf_row("D", "GO:3", date="2021-06-01"))
+    for options, proteins in (
+        ({}, ("A", "D")),
+        ({"evidence": ["IEA"]}, ("B",)),
+        ({"since": "20210601"}, ("D",)),
+        ({"before": "20210601"}, ("A",)),
+    ):
+        assert read_annotations(path, ontology, **options)[MF].proteins == proteins
     with pytest.raises(DataError, match="no annotations left; check terms, evidence codes and dates"):
         read_annotations(path, ontology, evidence=["EXP"])
 
@@ -211,26 +214,11 @@ def test_what_is_left_out_is_counted_by_reason(ontology, tmp_path, caplog):
     )
 
 
-def test_dates_with_hyphens_are_those_without(ontology, tmp_path):
-    path = written(tmp_path, gaf_row("A", "GO:2", date="2020-03-01") + gaf_row("B", "GO:2", date="20200501"))
-    assert read_annotations(path, ontology, since="20200401")[MF].proteins == ("B",)
-
-
-def test_dates_of_a_table_are_refused(ontology, tmp_path):
-    with pytest.raises(DataError, match="tables have no dates; give a GAF file, or remove the dates"):
-        read_annotations(written(tmp_path, "A\tGO:1\n"), ontology, before="20200101")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("path", None),
-        ("ontology", None),
-        ("proteins", "P00001"),
-        ("evidence", "IDA"),
-        ("unknown", "skip"),
-        ("since", "2020-01-01"),
-        ("before", None),
+        *(("path", None), ("ontology", None), ("before", None), ("since", "2020-01-01")),
+        *(("proteins", "P00001"), ("evidence", "IDA"), ("unknown", "skip")),
     ],
 )
 def test_an_argument_of_another_kind_is_refused_by_its_name(ontology, tmp_path, name, value):
@@ -268,17 +256,16 @@ def test_scores_of_an_isoform_leave_those_of_the_protein_itself(ontology, tmp_pa
         read_scores(path, ontology, {MF: ["P00001"]})
 
 
-def test_annotations_of_isoforms_are_those_of_their_protein(ontology, tmp_path):
-    path = written(tmp_path, "P00001-2\tGO:2\nP00001-3\tGO:3\nP00009\tGO:1\n")
-    annotations = read_annotations(path, ontology, proteins=["sp|P00001|A"])[MF]
-    assert annotations.proteins == ("sp|P00001|A",)
-    assert annotations.terms.toarray().tolist() == [[True, True, True, False]]
-
-
-def test_a_protein_that_is_spelled_in_two_ways_is_one(ontology, tmp_path):
-    path = written(tmp_path, "P00001\tGO:2\nsp|P00001|A\tGO:3\nP00001-2\tGO:1\n")
-    annotations = read_annotations(path, ontology)[MF]
-    assert annotations.proteins == ("P00001", "P00001-2")
+@pytest.mark.parametrize(
+    ("text", "sequences", "proteins"),
+    [
+        ("P00001-2\tGO:2\nP00001-3\tGO:3\nP00009\tGO:1\n", ["sp|P00001|A"], ("sp|P00001|A",)),
+        ("P00001\tGO:2\nsp|P00001|A\tGO:3\nP00001-2\tGO:1\n", None, ("P00001", "P00001-2")),
+    ],
+)
+def test_spellings_and_isoforms_of_a_protein_share_its_annotations(ontology, tmp_path, text, sequences, proteins):
+    annotations = read_annotations(written(tmp_path, text), ontology, proteins=sequences)[MF]
+    assert annotations.proteins == proteins
     assert annotations.terms.toarray()[0].tolist() == [True, True, True, False]
 
 

@@ -90,25 +90,23 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path):
         read_ontology(tmp_path / "absent.obo")
 
 
+ALL = "[Term]\nid: HP:1\nname: All\n\n[Term]\nid: HP:2\nis_a: HP:1 ! All"
+
+
 @pytest.mark.parametrize(
-    ("header", "namespaces"),
+    ("text", "namespace"),
     [
-        ("default-namespace: human_phenotype\n", {"human_phenotype"}),
-        ("ontology: mondo\n", {"mondo"}),
-        ("ontology: hp\ndefault-namespace: human_phenotype ! of all terms\n", {"human_phenotype"}),
+        (f"format-version: 1.2\ndefault-namespace: human_phenotype\n\n{ALL}", "human_phenotype"),
+        (f"format-version: 1.2\nontology: mondo\n\n{ALL}", "mondo"),
+        (f"ontology: hp\ndefault-namespace: human_phenotype ! of all terms\n\n{ALL}", "human_phenotype"),
+        (f"default-namespace: cell\n\n{term('HP:1', namespace='cell')}[Term]\nid: HP:2\nis_a: HP:1\n", "cell"),
     ],
 )
-def test_terms_without_a_namespace_belong_to_the_file_s_own(tmp_path, header, namespaces):
+def test_terms_without_a_namespace_belong_to_the_files_own(tmp_path, text, namespace):
     path = tmp_path / "hp.obo"
-    path.write_text(f"format-version: 1.2\n{header}\n[Term]\nid: HP:1\nname: All\n\n[Term]\nid: HP:2\nis_a: HP:1 ! All")
+    path.write_text(text)
     aspects = read_ontology(path).aspects
-    assert {name: aspect.terms for name, aspect in aspects.items()} == dict.fromkeys(namespaces, ("HP:1", "HP:2"))
-
-
-def test_the_last_term_alone_may_be_of_the_default_namespace(tmp_path):
-    path = tmp_path / "terms.obo"
-    path.write_text("default-namespace: cell\n\n" + term("CL:1", namespace="cell") + "[Term]\nid: CL:2\nis_a: CL:1\n")
-    assert read_ontology(path).aspects["cell"].terms == ("CL:1", "CL:2")
+    assert {name: aspect.terms for name, aspect in aspects.items()} == {namespace: ("HP:1", "HP:2")}
 
 
 def test_a_file_with_neither_namespaces_nor_a_default_is_refused(tmp_path):

@@ -39,9 +39,7 @@ MIXED = [*ENTRIES[:3], *(f"tr|{name}|X" for name in NAMES[3:5]), *NAMES[5:]]
 @pytest.mark.parametrize("ids", [NAMES, ENTRIES, MIXED])
 def test_all_sequences_have_the_annotations_of_their_accession(tmp_path, ids):
     data = prepared(tmp_path, ids, TABLE)
-    aspect = data.aspects[MF]
-    assert sorted(data.ids[record] for record in aspect.records) == sorted(ids)
-    held_out = {data.ids[record] for record in data.held_out}
+    assert sorted(data.ids[record] for record in data.aspects[MF].records) == sorted(ids)
     (tmp_path / "held_out.txt").write_text("\n".join(NAMES[:2]))
     listed = prepared(tmp_path, ids, TABLE, validation=str(tmp_path / "held_out.txt"))
     assert {listed.ids[record] for record in listed.held_out} == {*ids[:2]}

@@ -63,7 +63,7 @@ def structure(suffix: str) -> Callable[[Path], list[bytes]]:
 
 
 def read_structure(path: Path) -> object:
-    return read_structures(path, EACH, StructureCounts())
+    return read_structures(path, EACH, StructureCounts(), min_residues=10)
 
 
 def contents(*given: bytes) -> Callable[[Path], list[bytes]]:

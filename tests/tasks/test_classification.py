@@ -114,7 +114,7 @@ def test_another_tokenizer_than_the_checkpoint_s_is_refused(trained, table, tmp_
     config, labelled = trained
     checkpoint = CheckpointStore(run_folder(config).checkpoints).complete()[0]
     plan_of(config).check_resumed(checkpoint, labelled.path)
-    other = config_of(tmp_path, table, model={"tokenizer": {"source": "train"}})
+    other = config_of(tmp_path, table, model={"backbone": {"source": str(prot_bert(tmp_path / "prot_bert"))}})
     with pytest.raises(CheckpointError, match="was trained with a different tokenizer"):
         plan_of(other).check_resumed(checkpoint, labelled.path)
 

@@ -39,41 +39,56 @@ def join(
     Raises DataError if ids repeat or differ, or if a vector is not finite.
     """
     first, *_ = sources.values()
-    outputs = [source.output for source in sources.values()]
-    is_same = len({output.dtype for output in outputs}) == 1
-    # Parts have int8 scales of their own, so there is no common scale per channel.
-    scales_differ = any(source.output.dtype == "int8" and len(source.parts) > 1 for source in sources.values())
-    dtype: Dtype = first.output.dtype if is_same and not scales_differ else "fp32"
-    output = OutputManifest(
-        description=" | ".join(f"{name}: {source.output.description}" for name, source in sources.items()),
-        per="protein",
-        channels=sum(output.channels for output in outputs),
-        dtype=dtype,
-        format=file_format,
-        scales=[scale for output in outputs for scale in output.scales or ()] if dtype == "int8" else None,
-        columns={name: source.channels for name, source in sources.items()},
-    )
     orders = _orders(list(sources.values()))  # validates before anything is written
 
     def blocks(rows: int) -> Iterator[Block]:
-        streams = [_in_order(*pair, rows, building) for pair in zip(sources.values(), orders, strict=True)]
+        streams = []
+        for source, order_N in zip(sources.values(), orders, strict=True):
+            streams.append(_in_order(source, order_N, rows, building))
         for start, stop in ranges(len(first), rows):
-            vectors_nC = np.concatenate([next(stream) for stream in streams], axis=1)
+            vectors_nC = np.concatenate(list(map(next, streams)), axis=1)
             yield Block(first.ids[start:stop], first.lengths[start:stop], vectors_nC)
             show(stop / len(first), stop)
 
-    output = FORMATS[file_format].merge(building, "joined", output, Source(len(first), blocks))
+    output = FORMATS[file_format].merge(building, "joined", _joined(sources, file_format), Source(len(first), blocks))
     # Records and their order are taken from the first source, and so is the index, parts included.
     columns = {name: first.column(name) for name in ("id", "length", "hash", "second_hash")}
     columns["sequence"] = pa.array(first.sequences)
     write_index(building, [columns])
     write_training(building, sources.values())
-    job = {"joined": {name: source.manifest.job for name, source in sources.items()}}
     manifest = EmbeddingsManifest(
-        num_records=len(first), num_sequences=len(np.unique(first.sequences)), outputs={"joined": output}, job=job
+        num_records=len(first),
+        num_sequences=len(np.unique(first.sequences)),
+        outputs={"joined": output},
+        job={"joined": {name: source.manifest.job for name, source in sources.items()}},
     )
     write_manifest(building, manifest)
     return output
+
+
+def _joined(sources: dict[str, Embeddings], file_format: str) -> OutputManifest:
+    """Describe the output of the sources' channels, one source after the other."""
+    dtypes = set()
+    descriptions: list[str] = []
+    columns: dict[str, int] = {}
+    scales: list[float] = []
+    for name, source in sources.items():
+        # Parts have int8 scales of their own, so there is no common scale per channel.
+        has_scales_by_part = source.output.dtype == "int8" and len(source.parts) > 1
+        dtypes.add("fp32" if has_scales_by_part else source.output.dtype)
+        descriptions.append(f"{name}: {source.output.description}")
+        columns[name] = source.channels
+        scales += source.output.scales or []
+    dtype: Dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"
+    return OutputManifest(
+        description=" | ".join(descriptions),
+        per="protein",
+        channels=sum(columns.values()),
+        dtype=dtype,
+        format=file_format,
+        scales=scales if dtype == "int8" else None,
+        columns=columns,
+    )
 
 
 def _orders(sources: Sequence[Embeddings]) -> list[NDArray[np.int32]]:

@@ -188,6 +188,7 @@ class Part:
         Raises DataError if the index is damaged or belongs to other records.
         """
         path = verified(self.folder / INDEX_FILE)
+        end = self.num_records if stop is None else stop
         with parsing(path, REMEDY):
             file = pq.ParquetFile(path, page_checksum_verification=True)
             # Before decoding: a few bytes may stand for billions of equal values.
@@ -199,12 +200,12 @@ class Part:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             bounds = np.cumsum([0, *sizes])
             first = max(0, int(bounds.searchsorted(start, side="right")) - 1)
-            last = int(bounds.searchsorted(self.num_records if stop is None else stop))
+            last = int(bounds.searchsorted(end))
             # Earlier versions wrote one hash, other programs maybe none. Zeros are not compared.
             if name in ("hash", "second_hash") and name not in file.schema_arrow.names:
-                return pa.chunked_array([np.zeros((self.num_records if stop is None else stop) - start, np.uint64)])
+                return pa.chunked_array([np.zeros(end - start, np.uint64)])
             column = file.read_row_groups([*range(first, last)], [name]).column(name)
-            column = column.slice(start - int(bounds[first]), None if stop is None else stop - start)
+            column = column.slice(start - int(bounds[first]), end - start)
             if column.type != _INDEX_TYPES[name] or column.null_count:
                 raise ValueError(f"its column {name} has an unexpected type")
             return column

@@ -22,7 +22,7 @@ from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import find_files
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, UnseenLabelError, check_names
+from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, check_names
 from esmeray.dataset.labels.labelled_file import (
     LabelledRecords,
     check_label_settings,
@@ -43,6 +43,7 @@ from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
+from esmeray.run_folder.job import differences
 
 _KIND = MANIFEST_FILE, "labelled store"
 
@@ -108,15 +109,10 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
     counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
     counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
     if space.kind == "per_residue":
-        letters = Counter("".join(map(str, records.labels or [])))
+        letters = Counter("".join(map(str, records.labels)))
         counts.residues_not_known = {repr(name): letters[name] for name in data.labels.unknown_letters if letters[name]}
         not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
         counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
-    if records.weights is not None and not records.weights[parts_N == 0].any():
-        raise DataError(
-            f"{records.place(0)}: all training records have weight 0, so there is nothing to train on; give at "
-            "least one a positive weight"
-        )
     alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
     source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
     ingested = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
@@ -131,8 +127,6 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
             tensors |= {"indptr": targets.indptr, "indices": targets.indices, "unknown": targets.unknown[:, 0]}
         else:
             tensors["targets"] = targets
-        if records.weights is not None:
-            tensors["weights"] = records.weights
         checksum = arrays_checksum(repr((store_checksum, space.kind, space.names)), tensors)
         # After the checksum, which is independent of the dtype on disk.
         if space.kind == "per_residue":
@@ -158,10 +152,6 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
     parts_N = np.zeros(len(records), dtype=np.uint8)
     if records.parts is not None:
         parts_N[:] = [PARTS.index(name) for name in records.parts]
-        if not (parts_N == 0).any():
-            raise DataError(
-                f"{data.source[0]}: no training records; write 'train' in column {data.labels.split_column!r}"
-            )
         return parts_N
     # All records of a distinct sequence or of a group stay on one side.
     units_N = hashes_N
@@ -192,18 +182,15 @@ def _encoded(
     records: LabelledRecords, parts_N: NDArray[np.uint8], space: LabelSpace, data: DataSection
 ) -> NDArray | SparseTargets:
     """Encode all labels. Records with a label that no training record has are marked as left out in ``parts_N``."""
-    assert records.labels is not None
-    # Try the fast way first: nearly always, all labels are known.
-    try:
-        return space.encode(records.labels, unknown_letters=data.labels.unknown_letters)
-    except UnseenLabelError as error:
-        if data.labels.unseen_labels == "error":
-            raise DataError(
-                f"{records.place(error.index)}: the label {error.label!r} occurs only in held-out records; add "
-                "training records with it, or give --data.labels.unseen_labels skip"
-                + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
-            ) from error
-    targets = space.encode(records.labels, ignore_unseen=True, unknown_letters=data.labels.unknown_letters)
+    targets, unseen = space.encode(records.labels, data.labels.unknown_letters)
+    if unseen is None:
+        return targets
+    if data.labels.unseen_labels == "error":
+        raise DataError(
+            f"{records.place(unseen.record)}: the label {unseen.name!r} occurs only in held-out records; add training "
+            "records with it, or give --data.labels.unseen_labels skip"
+            + (", or --data.labels.split stratified" if data.labels.split == "hash" else "")
+        )
     if space.kind != "per_residue":
         left_out_N = targets.unknown[:, 0] if isinstance(targets, SparseTargets) else targets == IGNORED_TARGET
         parts_N[left_out_N] = LEFT_OUT
@@ -265,7 +252,6 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
         raise DataError(f"{labelled.path}: built with other files in data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: built with another data.labels.labels_file or mask_file; {remedy}")
-    settings = _settings(data, tokenizer)
-    for key in sorted(settings.keys() | manifest.settings.keys()):
-        if settings.get(key) != manifest.settings.get(key):
-            raise DataError(f"{labelled.path}: built with another {key} ({manifest.settings.get(key)}); {remedy}")
+    changes = differences(manifest.settings, _settings(data, tokenizer))
+    if changes:
+        raise DataError(f"{labelled.path}: built with other settings ({changes[0]}); {remedy}")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 
 MAPPINGS_FILE = "label_mappings.json"
 
-DECISION_THRESHOLD = 0.5
-"""A label of a multilabel target is predicted if its probability is above this."""
-
 UNKNOWN_LETTERS = LabelsSection().unknown_letters
 """Default letters of residues without a known label."""
 
@@ -37,19 +34,14 @@ _SHOWN = 8
 
 def predicted_positive(probabilities: Any) -> Any:
     """Return True for each predicted label of a multilabel target, in the shape of the probabilities."""
-    return probabilities > DECISION_THRESHOLD
+    return probabilities > 0.5
 
 
-class UnseenLabelError(DataError):
+class UnseenLabel(NamedTuple):
     """A label that is not in the label space, and the index of its record in the input."""
 
-    def __init__(self, message: str, label: str = "", index: int = -1) -> None:
-        super().__init__(message)
-        self.label, self.index = label, index
-
-    @classmethod
-    def of(cls, label: str, index: int, names: Sequence[str]) -> "UnseenLabelError":
-        return cls(f"record {index}: unknown label {label!r}; known labels: {_shortened(names)}", label, index)
+    name: str
+    record: int
 
 
 @dataclass(frozen=True)
@@ -93,12 +85,9 @@ class LabelSpace:
         # Sorted, so that numbers don't depend on the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:
-            what = f"is {names[0]!r} in all" if names else "is missing in all"
-            what += (
-                f" (data.labels.unknown_letters {unknown_letters!r} count as unknown)" if kind == "per_residue" else ""
-            )
+            what = f"is {names[0]!r}" if names else "is missing"
             raise DataError(
-                f"the label {what} {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
+                f"the label {what} in all {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
                 "give records of at least two classes, or check that data.labels names the right column or "
                 "field"
             )
@@ -111,28 +100,27 @@ class LabelSpace:
         return cls(kind, names)
 
     def encode(
-        self, labels: Labels, *, ignore_unseen: bool = False, unknown_letters: str = UNKNOWN_LETTERS
-    ) -> NDArray | SparseTargets:
-        """Encode labels as targets.
+        self, labels: Labels, unknown_letters: str = UNKNOWN_LETTERS
+    ) -> tuple[NDArray | SparseTargets, UnseenLabel | None]:
+        """Encode labels as targets. Also return the first label that is not in the label space.
 
         multiclass, binary: (N,) int64. multilabel: (N, C) float32 of 0 and 1, sparse for lists of names. regression:
         (N, C) float32. per_residue: (R,) int64. Unknown targets are :data:`IGNORED_TARGET` (classes) or NaN (numbers).
-
-        A label that is not in the label space raises UnseenLabelError. With ``ignore_unseen``, the record's (or
-        residue's) target is unknown instead.
+        The target of a record (or residue) with an unseen label is unknown.
         """
         if isinstance(labels, np.ndarray):
-            return np.ascontiguousarray(labels, dtype=np.float32)
+            return np.ascontiguousarray(labels, dtype=np.float32), None
         if self.kind == "per_residue":
-            return self._encode_letters([str(letters) for letters in labels], ignore_unseen, unknown_letters)
+            return self._encode_letters([str(letters) for letters in labels], unknown_letters)
         if self.kind == "multilabel":
-            return self._encode_sets(labels, ignore_unseen)
+            return self._encode_sets(labels)
         codes = {name: code for code, name in enumerate(self.names)}
         targets = [codes.get(str(name), IGNORED_TARGET) for name in labels]
-        if IGNORED_TARGET in targets and not ignore_unseen:
+        unseen = None
+        if IGNORED_TARGET in targets:
             index = targets.index(IGNORED_TARGET)
-            raise UnseenLabelError.of(str(labels[index]), index, self.names)
-        return np.array(targets, dtype=np.int64)
+            unseen = UnseenLabel(str(labels[index]), index)
+        return np.array(targets, dtype=np.int64), unseen
 
     def __str__(self) -> str:
         """Kind, number and names in a line. Thousands of classes suggest labels that are ids or measurements."""
@@ -164,34 +152,38 @@ class LabelSpace:
             "label2id": {name: code for code, name in enumerate(self.names)},
         }
 
-    def _encode_sets(self, labels: Sequence[Sequence[str]], ignore_unseen: bool) -> SparseTargets:
+    def _encode_sets(self, labels: Sequence[Sequence[str]]) -> tuple[SparseTargets, UnseenLabel | None]:
         codes = {name: code for code, name in enumerate(self.names)}
         unknown_N1 = np.zeros((len(labels), 1), dtype=np.bool_)
         starts = [0]
         indices: list[int] = []
+        unseen = None
         for index, names in enumerate(labels):
-            unseen = [name for name in names if name not in codes]
-            if unseen and not ignore_unseen:
-                raise UnseenLabelError.of(unseen[0], index, self.names)
+            unseen_names = [name for name in names if name not in codes]
             # The whole record, not just the unseen name: otherwise the other names would count as all of its labels.
-            unknown_N1[index] = bool(unseen)
-            indices += [] if unseen else sorted({codes[name] for name in names})
+            if unseen_names:
+                unseen = unseen or UnseenLabel(unseen_names[0], index)
+                unknown_N1[index] = True
+            else:
+                indices += sorted({codes[name] for name in names})
             starts.append(len(indices))
         groups_C = np.zeros(self.num_outputs, dtype=np.int64)  # one group: a record's labels are all known or unknown
-        return SparseTargets(np.array(starts, dtype=np.int64), np.array(indices, dtype=np.int32), unknown_N1, groups_C)
+        targets = SparseTargets(np.array(starts, np.int64), np.array(indices, np.int32), unknown_N1, groups_C)
+        return targets, unseen
 
-    def _encode_letters(self, labels: list[str], ignore_unseen: bool, unknown_letters: str) -> NDArray[np.int64]:
+    def _encode_letters(self, labels: list[str], unknown_letters: str) -> tuple[NDArray[np.int64], UnseenLabel | None]:
         # Vectorized: a store may have hundreds of millions of residues, and a loop would take minutes.
         points_R = _code_points("".join(labels))
         names_C = _code_points("".join(self.names))  # sorted, because names are, and Python sorts by code point
         nearest_R = np.minimum(np.searchsorted(names_C, points_R), len(names_C) - 1)
         known_R = names_C[nearest_R] == points_R
-        unseen_R = ~known_R & ~np.isin(points_R, _code_points(unknown_letters))
-        if unseen_R.any() and not ignore_unseen:
-            at = int(np.argmax(unseen_R))
+        unseen_R = np.flatnonzero(~known_R & ~np.isin(points_R, _code_points(unknown_letters)))
+        unseen = None
+        if unseen_R.size:
             ends_N = np.cumsum(list(map(len, labels)))
-            raise UnseenLabelError.of(chr(points_R[at]), int(ends_N.searchsorted(at, side="right")), self.names)
-        return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64)
+            record = int(ends_N.searchsorted(unseen_R[0], side="right"))
+            unseen = UnseenLabel(chr(points_R[unseen_R[0]]), record)
+        return np.where(known_R, nearest_R, IGNORED_TARGET).astype(np.int64), unseen
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

@@ -1,4 +1,4 @@
-"""Read labelled files (FASTA, CSV, TSV, Parquet) into memory: ids, texts, labels, weights and held-out parts.
+"""Read labelled files (FASTA, CSV, TSV, Parquet) into memory: ids, texts, labels and held-out parts.
 
 Records of a table without an id column are named row1, row2 ...
 
@@ -6,7 +6,7 @@ Shape legend: N records, C label columns.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from esmeray.dataset.labels.parts import (
     header_pattern,
     place_in_file,
 )
-from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, split_part, weight
+from esmeray.dataset.labels.values import Label, SeparatedNames, group, label_reader, split_part
 from esmeray.dataset.section import IngestSection, LabelsSection, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE, sample_source
 from esmeray.dataset.store.format import SampleSource
@@ -69,27 +69,25 @@ class LabelledRecords:
     Attributes:
         texts: sequences in the letters of the store's alphabet, or texts as they are in the file.
         labels: names; lists of names; strings of letters, as long as their sequence; (N, C) float32 with NaN for a
-            missing number; or None.
-        weights: (N,) float32 or None.
+            missing number.
         parts: training, validation or test, per record, or None.
         groups: name of each record's group, which a split keeps together, or None.
         held_out_source: the files that are held out as validation.
         labels_source: the files that hold only labels and masks.
         doubt: reason why the labels seem misread and must not be trained on, or None. It does not apply to a trained
             model, which knows its own names.
-        origins: each record's file and its number in the file, from 1; the file is None for the sample.
+        origins: each record's file and its number in the file, from 1; None for records of the sample.
     """
 
     ids: list[str]
     texts: list[str]
-    labels: list[str] | list[list[str]] | NDArray[np.float32] | None
-    weights: NDArray[np.float32] | None
+    labels: list[str] | list[list[str]] | NDArray[np.float32]
     parts: list[str] | None
     counts: LabelledCounts
     source: list[SourceFile] | SampleSource
     held_out_source: list[SourceFile]
     labels_source: list[SourceFile]
-    origins: list[tuple[Path | None, int]]
+    origins: list[tuple[Path, int] | None]
     groups: list[str] | None = None
     doubt: str | None = None
 
@@ -98,8 +96,8 @@ class LabelledRecords:
 
     def place(self, index: int) -> str:
         """Return id, file and row (or line) of a record, for a message."""
-        path, number = self.origins[index]
-        where = f" ({place_in_file(path, number)})" if path else ""
+        origin = self.origins[index]
+        where = f" ({place_in_file(*origin)})" if origin else ""
         return f"record {self.ids[index]!r}{where}"
 
 
@@ -109,12 +107,11 @@ def read_labelled(
     tokenizer: TokenizerSection,
     ingest: IngestSection,
     *,
-    with_labels: bool = True,
     held_out_sources: Sequence[str] = (),
     sample: SampleSection | None = None,
     progress: ProgressCallback = no_progress,
 ) -> LabelledRecords:
-    """Read labelled files, or, without ``with_labels``, files to be labelled.
+    """Read labelled files.
 
     ``sources`` are files, folders and globs: tables are recognized by suffix, all other files are read as FASTA. Or
     'sample' for an embedded sample, of proteins or texts according to ``tokenizer.content``. Records of
@@ -129,17 +126,15 @@ def read_labelled(
     held_out = find_labelled_files(held_out_sources)
     counts = LabelledCounts()  # shared by all readers, for one report
     # Read in full first, because sequences look up their labels by id, in an order of their own.
-    residue_labels = (
-        ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
-        if with_labels and labels.labels_file is not None
-        else None
-    )
+    residue_labels = None
+    if labels.labels_file is not None:
+        residue_labels = ResidueLabels(labels.labels_file, labels, ingest.max_residues, counts)
     # Held-out files come last in the same source, because ids must be unique across all files.
     source = LabelledSource(
         paths + held_out,
         labels,
         tokenizer.content,
-        with_labels=with_labels,
+        with_labels=True,
         sample=embedded,
         residue_labels=residue_labels,
         max_residues=ingest.max_residues,
@@ -148,21 +143,20 @@ def read_labelled(
     reader = _Reader(source, len(paths), ingesting, labels, counts)
     reader.read(progress)
     if not reader.ids:
-        first = "" if reader.first_without_label is None else f": {reader.first_without_label()}"
-        raise DataError(f"no records left after data.ingest and data.labels were applied{first}")
+        left_out = "; ".join(counts.lines())
+        raise DataError(f"no records left after data.ingest and data.labels were applied: {left_out}")
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
     # By now every sequence has looked up its labels.
     if residue_labels is not None:
         reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
-    has_parts = with_labels and (bool(held_out) or labels.split_column is not None)
-    values: Any = reader.labels if with_labels else None
-    if reader.labels and isinstance(reader.labels[0], tuple):
+    has_parts = bool(held_out) or labels.split_column is not None
+    values: Any = reader.labels
+    if isinstance(reader.labels[0], tuple):
         values = np.array(reader.labels, dtype=np.float32)
     return LabelledRecords(
         ids=reader.ids,
         texts=reader.texts,
         labels=values,
-        weights=np.array(reader.weights, dtype=np.float32) if reader.weights else None,
         parts=reader.parts if has_parts else None,
         counts=reader.counts,
         source=sample_source(embedded) if embedded else source.finished[: len(paths)],
@@ -176,9 +170,6 @@ def read_labelled(
 
 def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> None:
     """Raise ConfigError for settings that are wrong for all files."""
-    for column in labels.label_columns:
-        if labels.label_columns.count(column) > 1:
-            raise ConfigError(f"data.labels.label_columns: {column!r} is listed twice; remove one")
     if labels.header_pattern is not None:
         header_pattern(labels)
     if labels.kind == "per_residue" and tokenizer.content != "protein":
@@ -197,7 +188,7 @@ def is_labelled_name(path: Path) -> bool:
 
 
 class _Reader:
-    """Collects the kept records: ids, texts, labels, weights, parts and origins."""
+    """Collects the kept records: ids, texts, labels, parts and origins."""
 
     def __init__(
         self,
@@ -210,13 +201,11 @@ class _Reader:
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.labels: list[Label] = []
-        self.weights: list[float] = []
         self.parts: list[str] = []
         self.groups: list[str] = []
-        self.origins: list[tuple[Path | None, int]] = []
+        self.origins: list[tuple[Path, int] | None] = []
         self._ingest = ingest
         self.counts = counts
-        self.first_without_label: Callable[[], str] | None = None
         self._source = source
         self._num_training = num_training
         self._settings = settings
@@ -225,32 +214,28 @@ class _Reader:
     def read(self, progress: ProgressCallback) -> None:
         bytes_total = self._source.bytes_total
         for file, taken, block in self._source.cleaned(self._ingest):
-            path = self._source.paths[file] if file >= 0 else None
             if block is not None:
-                self._take(taken, block, path, "training" if file < self._num_training else "validation")
+                self._take(taken, block, "training" if file < self._num_training else "validation")
             # Limited, because a file may grow while it is read.
             bytes_read = min(self._source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
-    def _take(self, taken: LabelledPart, block: CleanBlock, path: Path | None, part_of_file: str) -> None:
+    def _take(self, taken: LabelledPart, block: CleanBlock, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()
         # Labels of dropped records are not validated: they may be as bad as their sequences.
         for index, record_id, text in zip(kept, block.ids.split(), block.texts(), strict=True):
-            if taken.labels is not None:
-                label = self._label_of(taken, taken.labels[index], index, len(text))
-                if label is None:
-                    continue
-                self.labels.append(label)
-                self._take_columns(taken, index, part_of_file)
+            label = self._label_of(taken, taken.labels[index], index, len(text))
+            if label is None:
+                continue
+            self.labels.append(label)
+            self._take_columns(taken, index, part_of_file)
             self.ids.append(record_id.decode("utf-8"))
             self.texts.append(text)
-            self.origins.append((path, taken.numbers[index]))
+            self.origins.append(taken.origin(index))
 
     def _take_columns(self, taken: LabelledPart, index: int, part_of_file: str) -> None:
         try:
-            if taken.weights is not None:
-                self.weights.append(weight(taken.weights[index]))
             if taken.groups is not None:
                 self.groups.append(group(taken.groups[index]))
             name = part_of_file if taken.splits is None else split_part(*taken.splits[index])
@@ -260,7 +245,7 @@ class _Reader:
             )
         except ValueError as error:
             # Read on after the fault. The lists differ in length from here on, but they are discarded at the end.
-            self._ingest.faults.add("record{s} with an invalid weight, split or group", taken.batch, index, str(error))
+            self._ingest.faults.add("record{s} with an invalid split or group", taken.batch, index, str(error))
 
     def _label_of(self, taken: LabelledPart, values: Sequence[Any], index: int, length: int) -> Label | None:
         """Return a record's label, or None to leave it out. Per-residue labels are as long as the sequence."""
@@ -306,7 +291,4 @@ class _Reader:
             problem += "; complete or remove the record, or give --data.labels.missing_labels skip"
             self._ingest.faults.add("record{s} without a label", taken.batch, index, problem)
             return
-        if self.first_without_label is None:
-            # Deferred: finding the line reads the file again, which is needed only for an error.
-            self.first_without_label = lambda: f"{taken.batch.location(index)}: {problem}"
         self.counts.records_skipped_missing_label += 1

@@ -8,6 +8,7 @@ per residue; 0 replaces the letter by one that means unknown.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,22 +39,25 @@ class LabelledPart(NamedTuple):
 
     Attributes:
         batch: ids and texts.
-        numbers: number of each record in its file, from 1.
-        labels: values of the label columns, per record; None if labels are not read.
-        weights, groups: one value per record; None if there is no such column.
+        labels: values of the label columns, per record; empty if labels are not read.
+        groups: name of each record's group; None if there is no such column.
         splits: values (split, validation) of the split column and of FLIP's column; None without a split column.
         missing: returns the message for the record at an index if it has no label.
         num_empty: number of rows that were left out because they have no text.
     """
 
     batch: RecordBatch
-    numbers: Sequence[int]
-    labels: Sequence[Sequence[Any]] | None = None
-    weights: list[Any] | None = None
+    labels: Sequence[Sequence[Any]] = ()
     splits: list[Any] | None = None
-    groups: list[Any] | None = None
+    groups: Sequence[Any] | None = None
     missing: Callable[[int], str] = str
     num_empty: int = 0
+
+    def origin(self, index: int) -> tuple[Path, int] | None:
+        """Return a record's file and its number in the file, from 1; None for the sample."""
+        if isinstance(self.batch, _LabelledRows):
+            return self.batch.path, self.batch.numbers[index]
+        return self.batch.origin(index)
 
 
 def place_in_file(path: Path, number: int) -> str:
@@ -165,7 +169,7 @@ def _with_part(entry: ResidueLabel, attribute: str) -> ResidueLabel:
 
 
 class LabelledSource:
-    """Labelled files, or the embedded sample, read from start to end on each iteration.
+    """Labelled files, or the embedded sample, read once from start to end.
 
     ``residue_labels`` replace labels in FASTA headers. ``finished`` describes the files that have been read so far.
     """
@@ -202,7 +206,6 @@ class LabelledSource:
         Raises DataError if a file can't be read or a row has no text or no id; ConfigError if the settings don't locate
         the labels or are for another kind of file.
         """
-        self.finished, self._rows_before = [], 0  # the files may be read a second time
         if self._sample is not None:
             sample = self._sample
             records = (
@@ -210,7 +213,7 @@ class LabelledSource:
                 if self._content == "protein"
                 else message_records(sample.records, sample.seed)
             )
-            parts = self._numbered(sample_batches(records), _SAMPLE_PATTERN)
+            parts = self._fasta_parts(sample_batches(records), _SAMPLE_PATTERN)
             yield from ((-1, labelled_part) for labelled_part in parts)
         for number, path in enumerate(self.paths):
             if is_table_name(path):
@@ -219,7 +222,7 @@ class LabelledSource:
             else:
                 self._refuse_columns(path)
                 self._opened = fasta = FastaSource([str(path)], self._max_residues, self._counts)
-                parts = self._numbered(fasta.batches())
+                parts = self._fasta_parts(fasta.batches())
             yield from ((number, labelled_part) for labelled_part in parts)
             self.finished += self._opened.finished
             self._opened = None
@@ -244,29 +247,29 @@ class LabelledSource:
             sample=self._sample,
             max_residues=self._max_residues,
         )
-        for file, labelled_part in again:
-            for encoded, number in zip(labelled_part.batch.records.ids.split(), labelled_part.numbers, strict=True):
+        for _, labelled_part in again:
+            for index, encoded in enumerate(labelled_part.batch.records.ids.split()):
                 record_id = encoded.decode("utf-8")
                 if record_id in ids and record_id not in locations:
-                    locations[record_id] = "the sample" if file < 0 else place_in_file(self.paths[file], number)
+                    origin = labelled_part.origin(index)
+                    locations[record_id] = place_in_file(*origin) if origin else "the sample"
             if len(locations) == len(ids):
                 break  # a fault further on in the files is not the topic here
         return locations
 
-    def _numbered(self, batches: Iterable[RecordBatch], default_pattern: str | None = None) -> Iterator[LabelledPart]:
+    def _fasta_parts(
+        self, batches: Iterable[RecordBatch], default_pattern: str | None = None
+    ) -> Iterator[LabelledPart]:
         """Yield FASTA records with labels from their headers or from ``residue_labels``."""
-        number = 1
         for batch in batches:
-            numbers = range(number, number + len(batch))
             if not self._with_labels:
-                yield LabelledPart(batch, numbers)
+                yield LabelledPart(batch)
             elif self._residue_labels is not None:
-                yield self._with_residue_labels(batch, numbers, self._residue_labels)
+                yield self._with_residue_labels(batch, self._residue_labels)
             else:
-                yield self._headers_read(batch, numbers, default_pattern)
-            number += len(batch)
+                yield self._headers_read(batch, default_pattern)
 
-    def _headers_read(self, batch: RecordBatch, numbers: range, default_pattern: str | None) -> LabelledPart:
+    def _headers_read(self, batch: RecordBatch, default_pattern: str | None) -> LabelledPart:
         pattern = header_pattern(self._settings, default_pattern)
         group = "label" if "label" in pattern.groupindex else 1
         headers = [header.decode("ascii") for header in batch.records.headers.split()]
@@ -275,7 +278,6 @@ class LabelledSource:
         setting = f"header_pattern {pattern.pattern!r}" if field is None else f"header_field {field}"
         return LabelledPart(
             batch,
-            numbers,
             labels=[(label,) for label in labels],
             missing=lambda index: (
                 f"data.labels.{setting} matches no label in the header {headers[index]!r}"
@@ -283,12 +285,11 @@ class LabelledSource:
             ),
         )
 
-    def _with_residue_labels(self, batch: RecordBatch, numbers: range, residue_labels: ResidueLabels) -> LabelledPart:
+    def _with_residue_labels(self, batch: RecordBatch, residue_labels: ResidueLabels) -> LabelledPart:
         entries = [residue_labels.get(record_id.decode("ascii")) for record_id in batch.records.ids.split()]
         has_parts = self._settings.split_column is not None
         return LabelledPart(
             batch,
-            numbers,
             labels=[(entry and entry.letters,) for entry in entries],
             splits=[entry and entry.split for entry in entries] if has_parts else None,
             missing=lambda _: f"{self._settings.labels_file} has no labels for this id",
@@ -299,7 +300,6 @@ class LabelledSource:
         if not self._with_labels:
             return
         for name, is_set in (
-            ("weight_column", settings.weight_column is not None),
             ("split_column", settings.split_column is not None and not self._residue_labels),
             ("group_column", settings.group_column is not None),
             ("label_columns", len(settings.label_columns) > 1),
@@ -318,8 +318,7 @@ class LabelledSource:
         columns = [("text_column", settings.text_column), ("id_column", settings.id_column)]
         if self._with_labels:
             columns += [("label_columns", column) for column in settings.label_columns]
-            columns += [("weight_column", settings.weight_column), ("split_column", settings.split_column)]
-            columns.append(("group_column", settings.group_column))
+            columns += [("split_column", settings.split_column), ("group_column", settings.group_column)]
         wanted: dict[str, str] = {}
         for setting, column in columns:
             if column is not None:
@@ -329,72 +328,100 @@ class LabelledSource:
 
     def _table_parts(self, path: Path, table: Table) -> Iterator[LabelledPart]:
         settings = self._settings
-        # NA may be a message or a name, but never a protein.
-        is_text = self._content == "text"
-        kept_texts = settings.not_missing if is_text else []
+        rows_read = 0
         for first_row, columns in table.parts():
-            texts = [_text(path, first_row + index, value) for index, value in enumerate(columns[settings.text_column])]
-            empty = [index for index, text in enumerate(texts) if is_missing(text, kept_texts)]
-            if empty and settings.empty_texts == "error":
-                raise DataError(
-                    f"{path}, row {first_row + empty[0]}: column {settings.text_column!r} is empty"
-                    f"{table.note(settings.text_column, empty[0], _KEEPS if is_text else '')}; complete or remove the "
-                    "row, or give --data.labels.empty_texts skip"
-                )
-            indices = sorted(set(range(len(texts))).difference(empty))
+            texts = _texts(path, first_row, columns[settings.text_column])
+            rows_read += len(texts)
+            rows = self._rows_with_text(path, table, first_row, texts)
             # Count rows as in the file, including those left out, so that messages and ids refer to the same row.
-            numbers = [first_row + index for index in indices]
-            ids = (
-                [b"row%d" % (self._rows_before + number) for number in numbers]
-                if settings.id_column is None
-                else [self._id(path, table, first_row, index, columns) for index in indices]
-            )
-            encoded = [self._encoded(texts[index]) for index in indices]
-            kept = {name: [values[index] for index in indices] for name, values in columns.items()}
+            numbers = [first_row + row for row in rows]
+            ids = self._ids(path, table, first_row, rows, columns)
+            sequences = [self._encoded(texts[row]) for row in rows]
             lines = Lines.of(ids)  # the whole header is the id, which may have blanks
-            records = Records(lines, lines, b"".join(encoded), lengths_of(encoded), hashes_of(ids), hashes_of(encoded))
-            splits = kept.get(settings.split_column or "")
-            # FLIP's column, if it exists and no setting uses it for something else.
-            validation: Any = next((kept[name] for name in kept if table.wanted[name] is None), repeat(None))
+            records = Records(
+                headers=lines,
+                ids=lines,
+                residues=b"".join(sequences),
+                lengths=lengths_of(sequences),
+                id_hashes=hashes_of(ids),
+                hashes=hashes_of(sequences),
+            )
+            kept: Columns = {name: [values[row] for row in rows] for name, values in columns.items()}
             yield LabelledPart(
                 batch=_LabelledRows(records, path=path, numbers=numbers, has_ids=settings.id_column is not None),
-                numbers=numbers,
-                labels=(
-                    list(zip(*(kept[name] for name in settings.label_columns), strict=True))
-                    if self._with_labels
-                    else None
-                ),
-                weights=kept.get(settings.weight_column or ""),
-                splits=None if splits is None else list(zip(splits, validation, strict=False)),
+                labels=self._labels(kept),
+                splits=_splits(table, settings.split_column, kept),
                 groups=kept.get(settings.group_column or ""),
-                missing=lambda index, rows=indices: (  # type: ignore[misc]
-                    "label missing in column "
-                    + ", ".join(f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in settings.label_columns)
-                ),
-                num_empty=len(empty),
+                missing=partial(self._without_label, table, rows),
+                num_empty=len(texts) - len(rows),
             )
-        self._rows_before += first_row + len(texts) - 1
+        self._rows_before += rows_read
 
-    def _id(self, path: Path, table: Table, first_row: int, index: int, columns: Columns) -> bytes:
-        column = self._settings.id_column or ""
-        text = _text(path, first_row + index, columns[column][index]).strip()
-        if not text or "\n" in text or "\r" in text:
-            raise DataError(
-                f"{path}, row {first_row + index}: the id in column {column!r} is empty or contains a line "
-                f"break{table.note(column, index, _KEEPS)}; fix the id, or remove data.labels.id_column"
-            )
-        return text.encode("utf-8")
+    def _rows_with_text(self, path: Path, table: Table, first_row: int, texts: Sequence[str]) -> list[int]:
+        """Return the rows of a part that have a text. Raises DataError for others, unless the settings skip them."""
+        # NA may be a message or a name, but never a protein.
+        is_text = self._content == "text"
+        kept_texts = self._settings.not_missing if is_text else []
+        rows = []
+        for row, text in enumerate(texts):
+            if not is_missing(text, kept_texts):
+                rows.append(row)
+            elif self._settings.empty_texts == "error":
+                column = self._settings.text_column
+                note = table.note(column, row, _KEEPS if is_text else "")
+                raise DataError(
+                    f"{path}, row {first_row + row}: column {column!r} is empty{note}; complete or remove the row, or "
+                    "give --data.labels.empty_texts skip"
+                )
+        return rows
+
+    def _ids(self, path: Path, table: Table, first_row: int, rows: list[int], columns: Columns) -> list[bytes]:
+        column = self._settings.id_column
+        if column is None:
+            return [b"row%d" % (self._rows_before + first_row + row) for row in rows]
+        ids = []
+        texts = _texts(path, first_row, columns[column])
+        for row in rows:
+            text = texts[row].strip()
+            if not text or "\n" in text or "\r" in text:
+                raise DataError(
+                    f"{path}, row {first_row + row}: the id in column {column!r} is empty or contains a line "
+                    f"break{table.note(column, row, _KEEPS)}; fix the id, or remove data.labels.id_column"
+                )
+            ids.append(text.encode("utf-8"))
+        return ids
 
     def _encoded(self, text: str) -> bytes:
         # One byte per residue, so that positions stay correct; non-letters are refused later like any bad character.
         return text.encode() if self._content == "text" else text.strip().encode("latin-1", errors="replace")
 
+    def _labels(self, columns: Columns) -> list[tuple[Any, ...]]:
+        if not self._with_labels:
+            return []
+        return list(zip(*(columns[name] for name in self._settings.label_columns), strict=True))
 
-def _text(path: Path, row: int, value: Any) -> str:
-    try:
-        return text_of(value)
-    except ValueError as error:
-        raise DataError(f"{path}, row {row}: {error}") from error
+    def _without_label(self, table: Table, rows: list[int], index: int) -> str:
+        """Return the message for a record without a label."""
+        notes = [f"{name!r}{table.note(name, rows[index], _KEEPS)}" for name in self._settings.label_columns]
+        return f"label missing in column {', '.join(notes)}"
+
+
+def _splits(table: Table, split_column: str | None, columns: Columns) -> list[tuple[Any, Any]] | None:
+    """Return the values of the split column and of FLIP's column, which no setting uses for something else."""
+    if split_column not in columns:
+        return None
+    flip = (values for name, values in columns.items() if table.wanted[name] is None)
+    return list(zip(columns[split_column], next(flip, repeat(None)), strict=False))
+
+
+def _texts(path: Path, first_row: int, values: Sequence[Any]) -> list[str]:
+    texts = []
+    for row, value in enumerate(values, first_row):
+        try:
+            texts.append(text_of(value))
+        except ValueError as error:
+            raise DataError(f"{path}, row {row}: {error}") from error
+    return texts
 
 
 @dataclass(frozen=True, kw_only=True)

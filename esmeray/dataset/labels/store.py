@@ -3,7 +3,8 @@
 ======================= ==========================================================================================
 sequences/              a store (:mod:`esmeray.dataset.store.format`), of residues or of UTF-8
 labels.safetensors      targets as returned by ``LabelSpace.encode`` (per-residue letters as int32), or, if sparse,
-                        indptr, indices and unknown; parts (N,) uint8; weights (N,) float32 if there are any
+                        indptr, indices and unknown; parts (N,) uint8; in stores of earlier versions maybe
+                        weights (N,) float32
 label_mappings.json     the label space
 labels.json             written last: sources and settings of the folder, checksums, and a checksum of itself
 ======================= ==========================================================================================

@@ -55,7 +55,7 @@ FORCE_FIELDS |= {
 
 
 def chain_of(
-    atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts
+    atoms: Any, name: str, path: Path, section: StructuresSection, counts: StructureCounts, min_residues: int
 ) -> Structure | None:
     """Return the amino acids of a chain, with its name as id. None if it has too few residues, which is counted."""
     own = atoms[atoms.chain_id == name]
@@ -107,7 +107,7 @@ def chain_of(
         coordinates = completed(coordinates[:, 1])
         whole = np.isfinite(coordinates[:, :3]).all((1, 2))
     # Count only residues with coordinates: a peptide of unknown residues has no structure to learn from.
-    if whole.sum() < section.min_residues:
+    if whole.sum() < min_residues:
         counts.short_chains += 1
         return None
     counts.unknown_residues += letters.count("X")

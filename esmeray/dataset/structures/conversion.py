@@ -35,6 +35,8 @@ from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structur
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 _SHOWN = 10
+_MIN_RESIDUES = 10
+"""Minimum number of residues with coordinates in training; shorter chains are left out and counted."""
 _KIND = layout.MANIFEST_FILE, "structure store"
 _SOURCE, _HELD_OUT, _LABELS = "data.source", "data.structures.validation_source", "data.structures.labels"
 
@@ -201,6 +203,7 @@ def read_files(
     section: StructuresSection,
     counts: layout.StructureCounts,
     progress: ProgressCallback = no_progress,
+    min_residues: int = _MIN_RESIDUES,
 ) -> list[layout.Structure]:
     """Return the chains of all files. Raises one DataError for all refused files."""
     from esmeray.dataset.structures.files import read_structures  # imports biotite, which dry runs don't need
@@ -212,17 +215,15 @@ def read_files(
     # Try every file: several of thousands may be bad, and finding them one run at a time would take hours.
     for path in files:
         try:
-            structures += read_structures(path, section, counts)
+            structures += read_structures(path, section, counts, min_residues)
         except DataError as error:
             refused += error.problems
         done += path.stat().st_size
         progress(ConversionProgress(done, total, len(structures)))
+    if len(refused) > 1:
+        refused.insert(0, f"{counted(len(refused), 'file{s}')} refused; the first {min(len(refused), _SHOWN)} follow")
     if refused:
-        shown = refused[:_SHOWN]
-        heading = (
-            [] if len(refused) == 1 else [f"{counted(len(refused), 'file{s}')} refused; the first {len(shown)} follow"]
-        )
-        raise DataError(*heading, *shown)
+        raise DataError(*refused[: _SHOWN + 1])
     return structures
 
 
@@ -247,8 +248,14 @@ def _labels(structures: list[layout.Structure], section: StructuresSection) -> t
 def _settings(data: DataSection) -> dict[str, Any]:
     """Return the settings that the content of a structure store depends on, apart from its files."""
     # The limits on file size are excluded: they refuse files and change no content.
-    settings = data.structures.model_dump(mode="json", include={"chains", "min_residues", "ca_only", "predicted"})
-    if not data.structures.validation_source:
+    section = data.structures
+    settings: dict[str, Any] = {
+        "chains": section.chains,
+        "min_residues": _MIN_RESIDUES,
+        "ca_only": section.ca_only,
+        "predicted": section.predicted,
+    }
+    if not section.validation_source:
         settings["validation_share"] = data.validation_share
     if _is_fasta(data.source):
         settings["ingest"] = data.ingest.repairs()

@@ -75,43 +75,59 @@ _Read: TypeAlias = tuple[int, Any, bool]
 """Number of models, atoms of the first model, and whether it is a prediction."""
 
 
-def read_structures(path: Path, section: StructuresSection, counts: StructureCounts) -> list[Structure]:
+def read_structures(
+    path: Path, section: StructuresSection, counts: StructureCounts, min_residues: int
+) -> list[Structure]:
     """Return the selected chains of a file and update ``counts``. Raises DataError with file and chain."""
     atoms = _read_atoms(path, section, counts)
     counts.files += 1
     # Ligands and water may follow all chains, so a second run of hetero atoms is normal.
     runs = Counter(name for name, _ in groupby(atoms.chain_id[~atoms.hetero].tolist()))
-    twice = [name for name, count in runs.items() if count > 1]
-    if twice:
-        raise DataError(f"{path}: chain {', '.join(sorted(twice))!r} occurs twice in the file; rename one of them")
-    read = [chain_of(atoms, name, path, section, counts) for name in dict.fromkeys(map(str, atoms.chain_id))]
+    for name, times in runs.items():
+        if times > 1:
+            raise DataError(f"{path}: chain {name!r} occurs twice in the file; rename one of them")
     # Read all chains: rules refer to protein chains, and messages list all.
-    chains = {chain.id: chain for chain in read if chain is not None}
+    chains: dict[str, Structure] = {}
+    for name in dict.fromkeys(map(str, atoms.chain_id)):
+        chain = chain_of(atoms, name, path, section, counts, min_residues)
+        if chain is not None:
+            chains[name] = chain
     if not chains:
-        raise DataError(f"{path}: no protein chain with at least {section.min_residues} residues that have N, CA and C")
-    rules = {"each": [*chains], "complex": [*chains], "first": [*chains][:1]}
-    names = rules.get(section.chains) or list(map(str.strip, section.chains.split(",")))
-    missing = [name for name in names if name not in chains]
-    if missing:
-        raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(chains)}")
-    chosen = [chains[name] for name in names]
-    if section.chains == "complex" and len(chosen) > _MAX_CHAINS:
-        raise DataError(f"{path}: {len(chosen)} chains, more than the maximum of {_MAX_CHAINS}")
-    counts.chains += len(chosen)
+        raise DataError(f"{path}: no protein chain with at least {min_residues} residues that have N, CA and C")
+    names = _chosen(path, section.chains, list(chains))
+    counts.chains += len(names)
     stem = path.name.removesuffix(".gz").rpartition(".")[0][:_MAX_ID_LENGTH].replace(" ", "_")
-    if section.chains != "complex":
-        return [replace(chain, id=f"{stem}_{chain.id}" if chain.id else stem) for chain in chosen]
-    return [
-        Structure(
-            id=stem,
-            residues="".join(chain.residues for chain in chosen),
-            coordinates=np.concatenate([chain.coordinates for chain in chosen]),
-            confidence=np.concatenate([chain.confidence for chain in chosen]),
-            chains=np.repeat(np.arange(len(chosen), dtype=np.int8), [len(chain.residues) for chain in chosen]),
-            chain_names=tuple(chain.id for chain in chosen),
-            numbers=np.concatenate([chain.numbers for chain in chosen]),
-        )
-    ]
+    if section.chains == "complex":
+        return [_complex(stem, list(chains.values()))]
+    return [replace(chains[name], id=f"{stem}_{name}" if name else stem) for name in names]
+
+
+def _chosen(path: Path, rule: str, names: list[str]) -> list[str]:
+    """Return the names of the chains that the setting ``chains`` selects."""
+    if rule == "complex" and len(names) > _MAX_CHAINS:
+        raise DataError(f"{path}: {len(names)} chains, more than the maximum of {_MAX_CHAINS}")
+    by_rule = {"each": names, "complex": names, "first": names[:1]}
+    if rule in by_rule:
+        return by_rule[rule]
+    chosen = list(map(str.strip, rule.split(",")))
+    missing = [name for name in chosen if name not in names]
+    if missing:
+        raise DataError(f"{path}: has no protein chain {', '.join(missing)}; it has {', '.join(names)}")
+    return chosen
+
+
+def _complex(name: str, chains: list[Structure]) -> Structure:
+    """Return all chains as one record."""
+    lengths = [len(chain.residues) for chain in chains]
+    return Structure(
+        id=name,
+        residues="".join(chain.residues for chain in chains),
+        coordinates=np.concatenate([chain.coordinates for chain in chains]),
+        confidence=np.concatenate([chain.confidence for chain in chains]),
+        chains=np.repeat(np.arange(len(chains), dtype=np.int8), lengths),
+        chain_names=tuple(chain.id for chain in chains),
+        numbers=np.concatenate([chain.packed_numbers for chain in chains]),
+    )
 
 
 def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts) -> Any:

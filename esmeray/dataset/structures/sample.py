@@ -49,11 +49,10 @@ _FAVOURED_SHARES = (0.5, 0.17, 0.1, 0.06, 0.05, 0.04)
 
 def sample_structures(records: int, seed: int) -> Iterator[Structure]:
     for number in range(records):
-        yield _fold(number, seed)[0]
+        yield _fold(number, seed)
 
 
-def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
-    """Return a structure, and (L,) the state of each residue, 2 * element + buried."""
+def _fold(number: int, seed: int) -> Structure:
     random = np.random.Generator(np.random.PCG64([seed, number]))
     elements_L = _elements(random)
     coordinates, contacts_L = _best(_built(*_torsions(elements_L, random)))
@@ -64,7 +63,7 @@ def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
     residues = "".join(AMINO_ACIDS[index] for index in drawn_L.tolist())
     length = len(residues)
     # The coordinates are exact, so confidence is full.
-    structure = Structure(
+    return Structure(
         id=f"fold{number:04d}",
         residues=residues,
         coordinates=coordinates.astype(np.float32),
@@ -72,7 +71,6 @@ def _fold(number: int, seed: int) -> tuple[Structure, NDArray[np.int64]]:
         chains=np.zeros(length, np.int8),
         chain_names=("A",),
     )
-    return structure, states_L
 
 
 def _elements(random: np.random.Generator) -> NDArray[np.int64]:

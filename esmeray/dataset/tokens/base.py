@@ -6,7 +6,6 @@ Shape legend: N texts, T tokens of all texts.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,16 @@ from esmeray.dataset.tokens.huggingface import (
     TOKENIZER_FILE,
     TOKENIZER_PATTERNS,
     HuggingFaceTokenizer,
-    Spaced,
     end_to_end,
     open_folder,
 )
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
 from esmeray.dataset.tokens.unknown import ALL_KNOWN
 
-_ESM = "esm"
-"""Source name of the ESM alphabet. It can't be a hub name, which would have an owner."""
-
 _LONG_PROTEIN = 50 * AMINO_ACIDS
 """Test protein for tokenizers: WordPiece treats words of more than a hundred letters as unknown."""
 
-_TRAINING_FILE = "training.json"
-"""File with the settings of a trained tokenizer, in its folder."""
-
 PADDING_TOKEN, END_TOKEN = "<|pad|>", "<|endoftext|>"
-_NUM_BYTES = 256
 
 
 class EsmSequenceTokenizer:
@@ -84,31 +75,26 @@ SequenceTokenizer = EsmSequenceTokenizer | HuggingFaceTokenizer
 def load_tokenizer(
     section: TokenizerSection, backbone_source: str, training_texts: Callable[[], Iterable[str]], folder: Path
 ) -> SequenceTokenizer:
-    """Return the tokenizer selected by the settings.
+    """Return the tokenizer of a model.
+
+    A trained backbone has its own. With random weights it is the ESM alphabet for proteins, and a trained one for text.
 
     Args:
-        backbone_source: ``model.backbone.source``; 'auto' uses its tokenizer.
-        training_texts: returns the texts to train on; called only for source 'train' if no trained one exists.
-        folder: folder of the trained tokenizer, specific to a set of training texts.
+        backbone_source: ``model.backbone.source``.
+        training_texts: returns the texts to train on; called only if no trained tokenizer exists.
+        folder: folder of the trained tokenizer, specific to a set of training texts and the size of the vocabulary.
 
     Raises ConfigError if there is no such tokenizer or it does not match the content; ResourceError if the hub is
     unreachable or the folder is not writable.
     """
-    source, spaced = section.source, section.spaced
-    if source == "auto":
-        source = _automatic(section, backbone_source)
-    # Letters of a text are not residues, even if the vocabulary consists of single letters.
-    if section.content == "text" and spaced == "auto":
-        spaced = False
-    tokenizer: SequenceTokenizer
-    if source == _ESM:
-        tokenizer = EsmSequenceTokenizer()
-    elif source == "train":
+    is_text = section.content == "text"
+    tokenizer: SequenceTokenizer = EsmSequenceTokenizer()
+    if local_folder(backbone_source, SOURCE_KEY) is not None or "/" in backbone_source:
+        tokenizer = open_tokenizer(backbone_source, is_text)
+    elif is_text and not backbone_source.startswith("esm"):
         tokenizer = _trained(section.vocabulary_size, training_texts, folder)
-    else:
-        tokenizer = open_tokenizer(source, spaced)
-    if section.content == "protein":
-        check_protein(tokenizer, source)
+    if not is_text:
+        check_protein(tokenizer, backbone_source)
     elif isinstance(tokenizer, EsmSequenceTokenizer):
         raise ConfigError(
             "model.tokenizer.content text does not work with the ESM alphabet, which has only residues; choose "
@@ -117,47 +103,36 @@ def load_tokenizer(
     return tokenizer
 
 
-def open_tokenizer(folder_or_hub: str | Path, spaced: Spaced = "auto", key: str = SOURCE_KEY) -> SequenceTokenizer:
+def open_tokenizer(folder_or_hub: str | Path, is_text: bool = False) -> SequenceTokenizer:
     """Open the tokenizer of a local folder or a hub name: the ESM alphabet or a fast tokenizer. Runs no remote code.
 
-    ``spaced`` auto puts blanks between residues if the vocabulary consists of single letters and knows residues only as
-    separate words, or if the tokenizer was saved that way. ``key`` is the setting, for messages. Raises ConfigError if
-    there is no such tokenizer, ResourceError if the hub is unreachable.
+    Blanks are put between residues if the vocabulary consists of single letters and knows residues only as separate
+    words, or if the tokenizer was saved that way; never if it ``is_text``. Raises ConfigError if there is no such
+    tokenizer, ResourceError if the hub is unreachable.
     """
-    folder = model_folder(str(folder_or_hub), TOKENIZER_PATTERNS, key, TOKENIZER_FILE)
-    return EsmSequenceTokenizer() if _is_esm(folder, key) else open_folder(folder, spaced, key)
+    folder = model_folder(str(folder_or_hub), TOKENIZER_PATTERNS, SOURCE_KEY, TOKENIZER_FILE)
+    return EsmSequenceTokenizer() if _is_esm(folder) else open_folder(folder, is_text)
 
 
-def _automatic(section: TokenizerSection, backbone_source: str) -> str:
-    # A trained model has its own tokenizer, in its folder or, for owner/name, on the hub.
-    if local_folder(backbone_source, "model.backbone.source") is not None or "/" in backbone_source:
-        return backbone_source
-    return _ESM if section.content == "protein" or backbone_source.startswith("esm") else "train"
-
-
-def check_protein(tokenizer: SequenceTokenizer, source: str, key: str = SOURCE_KEY) -> None:
+def check_protein(tokenizer: SequenceTokenizer, source: str) -> None:
     """Raise ConfigError if a tokenizer does not know the 20 amino acids; the message lists the missing ones."""
     if isinstance(tokenizer, EsmSequenceTokenizer) or tokenizer.one_token_per_residue or tokenizer.knows(_LONG_PROTEIN):
         return
     unknown = [letter for letter in AMINO_ACIDS if not tokenizer.knows(letter)]
     raise ConfigError(
-        f"{key}: the tokenizer of {source} does not know {', '.join(unknown) or 'words as long as a protein'}; "
-        "it may not be a protein tokenizer, or may need model.tokenizer.spaced true or do_lower_case false in "
-        "its tokenizer_config.json"
+        f"{SOURCE_KEY}: the tokenizer of {source} does not know "
+        f"{', '.join(unknown) or 'words as long as a protein'}; it may not be a protein tokenizer, or may need "
+        "do_lower_case false in its tokenizer_config.json"
     )
 
 
 def _trained(vocabulary_size: int, training_texts: Callable[[], Iterable[str]], folder: Path) -> HuggingFaceTokenizer:
     folder = folder.absolute()
-    # Without the texts, because the folder is already specific to a set of texts.
-    facts = {"vocabulary_size": vocabulary_size}
     with exclusive(folder):
-        if not (folder / _TRAINING_FILE).is_file() or read_settings(folder / _TRAINING_FILE, SOURCE_KEY) != facts:
-            tokenizer = train_bpe(training_texts(), vocabulary_size)
+        if not folder.exists():
             with published(folder) as building:
-                tokenizer.save(building)
-                (building / _TRAINING_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    return open_folder(folder, False, SOURCE_KEY)
+                train_bpe(training_texts(), vocabulary_size).save(building)
+    return open_folder(folder, is_text=True)
 
 
 def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenizer:
@@ -166,19 +141,12 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
     Text is split into words and normalized (NFC) by the pipeline of Qwen2, because ``AutoTokenizer`` uses that pipeline
     for every Qwen2 model. Special tokens that occur in a text are treated as text. Equal texts give an equal tokenizer.
 
-    ``vocabulary_size`` includes the 256 bytes, the padding and the end token; few texts give fewer tokens. Raises
-    ConfigError if it can't hold all bytes.
+    ``vocabulary_size`` includes the 256 bytes, the padding and the end token; few texts give fewer tokens.
     """
     from tokenizers.processors import TemplateProcessing
     from transformers import Qwen2Tokenizer
 
     special = {PADDING_TOKEN: 0, END_TOKEN: 1}
-    least = _NUM_BYTES + len(special)
-    if vocabulary_size < least:
-        raise ConfigError(
-            f"model.tokenizer.vocabulary_size {vocabulary_size} is too small for {_NUM_BYTES} bytes and "
-            f"{len(special)} special tokens; set it to at least {least}"
-        )
     names = {"unk_token": END_TOKEN, "eos_token": END_TOKEN, "pad_token": PADDING_TOKEN}
     empty: Any = Qwen2Tokenizer(vocab=special, merges=[], split_special_tokens=True, **names)
     # Pairs that occur once are words of a single record and don't help with others.
@@ -189,18 +157,18 @@ def train_bpe(texts: Iterable[str], vocabulary_size: int) -> HuggingFaceTokenize
     return HuggingFaceTokenizer(learnt, spaced=False)
 
 
-def _is_esm(folder: Path, key: str) -> bool:
+def _is_esm(folder: Path) -> bool:
     """Return whether the folder's tokenizer is the ESM alphabet; raises ConfigError for one with other ids."""
     named = folder / TOKENIZER_CONFIG_FILE
     model = folder / CONFIG_FILE
     # If no class is named, use the model type, as transformers does.
-    kind = read_settings(named, key).get("tokenizer_class") if named.is_file() else None
-    if kind is None and model.is_file() and read_settings(model, key).get("model_type") == "esm":
+    kind = read_settings(named, SOURCE_KEY).get("tokenizer_class") if named.is_file() else None
+    if kind is None and model.is_file() and read_settings(model, SOURCE_KEY).get("model_type") == "esm":
         kind = "EsmTokenizer"
     if kind != "EsmTokenizer":
         return False
     vocabulary = folder / "vocab.txt"
     # An EsmTokenizer with another vocabulary would silently get wrong ids from the ESM table.
     if vocabulary.is_file() and tuple(vocabulary.read_text(encoding="utf-8").split()) != esm.VOCABULARY:
-        raise ConfigError(f"{key}: {vocabulary} is not ESM-2's vocabulary of {len(esm.VOCABULARY)} tokens")
+        raise ConfigError(f"{SOURCE_KEY}: {vocabulary} is not ESM-2's vocabulary of {len(esm.VOCABULARY)} tokens")
     return True

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 
 if TYPE_CHECKING:
     from esmeray.dataset.packed_batch import PackedBatch
@@ -59,11 +58,15 @@ def encode(sequence: str) -> NDArray[np.int64]:
 
     Between known tokens, each run of other non-blank characters is one <unk>; blanks separate and are dropped.
     """
-    ids = [CLS]
-    # Since the pattern has a group, re.split alternates: text between tokens at even indices, tokens at odd ones.
-    for index, piece in enumerate(_KNOWN_TOKEN.split(sequence)):
-        ids.extend([_IDS[piece]] if index % 2 else [UNK] * len(piece.split()))
-    return np.array([*ids, EOS], dtype=np.int64)
+    residues = np.frombuffer(sequence.encode("latin-1", errors="replace"), dtype=np.uint8)
+    ids_T: NDArray[np.integer] = RESIDUE_TABLE[residues]
+    if (ids_T == UNK).any():
+        ids: list[int] = []
+        # Since the pattern has a group, re.split alternates: text between tokens at even indices, tokens at odd ones.
+        for index, piece in enumerate(_KNOWN_TOKEN.split(sequence)):
+            ids.extend([_IDS[piece]] if index % 2 else [UNK] * len(piece.split()))
+        ids_T = np.array(ids)
+    return np.concatenate([[CLS], ids_T, [EOS]]).astype(np.int64)
 
 
 def tokenize_pieces(sequences: Sequence[bytes | memoryview]) -> NDArray[np.uint8]:
@@ -72,25 +75,9 @@ def tokenize_pieces(sequences: Sequence[bytes | memoryview]) -> NDArray[np.uint8
     The sequences are joined with two bytes that map to <eos><cls>. Every byte is looked up once, without Python work
     per sequence. The sequences must not contain these bytes, which is not checked.
     """
-    return _tokenize_joined(_BETWEEN.join([b"", *sequences, b""]))
-
-
-def _tokenize_joined(joined: bytes) -> NDArray[np.uint8]:
+    joined = _BETWEEN.join([b"", *sequences, b""])
     # CPython 3.11 translates bytes a third slower than a bytearray, because it checks whether anything changed.
     return np.frombuffer(bytearray(joined).translate(_JOINED_TABLE), dtype=np.uint8)[1:-1]
-
-
-def tokenize_residue_texts(sequences: Sequence[str]) -> NDArray[np.uint8] | None:
-    """Return (T,) uint8 ids of texts, each between its own <cls> and <eos>; None if a character is not a residue."""
-    # Latin-1 has one byte per character up to 255; higher characters are not residues.
-    try:
-        joined = _BETWEEN.decode("latin-1").join(["", *sequences, ""]).encode("latin-1")
-    except UnicodeEncodeError:
-        return None
-    tokens_T = _tokenize_joined(joined)
-    # Ids below the residues' ids come from joining alone if all text is residues. Any other character adds to them.
-    is_plain = np.count_nonzero(tokens_T < FIRST_RESIDUE) == SPECIAL_TOKENS_PER_SEQUENCE * len(sequences)
-    return tokens_T if is_plain else None
 
 
 def pack_sequences(sequences: Sequence[str]) -> "PackedBatch":
@@ -100,10 +87,6 @@ def pack_sequences(sequences: Sequence[str]) -> "PackedBatch":
     """
     if not sequences:
         raise DataError("no sequences to pack: give at least one")
-    tokens_T = tokenize_residue_texts(sequences)
-    if tokens_T is not None:
-        return packed_from_tokens(tokens_T, sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE)
-    # Some character is not a residue, so all sequences take the slower path.
     tokens = [encode(sequence) for sequence in sequences]
     return packed_from_tokens(np.concatenate(tokens), sequence_lengths(tokens))
 

@@ -9,13 +9,12 @@ Shape legend: N texts, T tokens of all texts.
 
 import copy
 import hashlib
-import importlib.util
 import itertools
 import json
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +30,7 @@ from esmeray.dataset.tokens.unknown import UnknownLetters
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Spaced = bool | Literal["auto"]
-
-SOURCE_KEY = "model.tokenizer.source"
+SOURCE_KEY = "model.backbone.source"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -183,18 +180,20 @@ class HuggingFaceTokenizer:
         return table if same else None
 
 
-def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
+def open_folder(folder: Path, is_text: bool) -> HuggingFaceTokenizer:
     """Open the fast tokenizer of a local folder; see :func:`esmeray.dataset.tokens.base.open_tokenizer`."""
     saved = folder / TOKENIZER_CONFIG_FILE
-    if spaced == "auto" and saved.is_file():
-        spaced = read_settings(saved, key).get(_SPACED_KEY, "auto")
-    automatic = _auto_tokenizer(folder, key)
+    spaced = read_settings(saved, SOURCE_KEY).get(_SPACED_KEY) if saved.is_file() else None
+    # Letters of a text are not residues, even if the vocabulary consists of single letters.
+    if is_text:
+        spaced = False
+    automatic = _auto_tokenizer(folder)
     if not _has_single_letters(automatic):
-        return HuggingFaceTokenizer(automatic, spaced != "auto" and spaced)
-    # An explicit setting, or the one saved with the tokenizer, is final.
-    blanks = (False, True) if spaced == "auto" else (spaced,)
+        return HuggingFaceTokenizer(automatic, bool(spaced))
+    # What was saved with the tokenizer is final.
+    choices = (False, True) if spaced is None else (spaced,)
     tokenizers = []
-    for reading, between in itertools.product(_readings(folder, automatic, key), blanks):
+    for reading, between in itertools.product(_readings(folder, automatic), choices):
         tokenizers.append(HuggingFaceTokenizer(reading, between))
         if tokenizers[-1].one_token_per_residue:
             break
@@ -202,7 +201,7 @@ def open_folder(folder: Path, spaced: Spaced, key: str) -> HuggingFaceTokenizer:
     return max(tokenizers, key=lambda tokenizer: (tokenizer.one_token_per_residue, len(tokenizer.known)))
 
 
-def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
+def _readings(folder: Path, automatic: Any) -> Iterator[Any]:
     """Yield ways to read a vocabulary of single letters: as transformers does, with both letter cases, as in the file.
 
     transformers lower-cases text for a BERT unless its folder says otherwise. For T5 it uses its own pre-tokenizer,
@@ -210,9 +209,9 @@ def _readings(folder: Path, automatic: Any, key: str) -> Iterator[Any]:
     """
     special = _special_tokens(automatic)
     for letter_case in ({}, {"do_lower_case": False}, {"do_lower_case": True}):
-        yield _auto_tokenizer(folder, key, **(special | letter_case))
+        yield _auto_tokenizer(folder, **(special | letter_case))
     if (folder / TOKENIZER_FILE).is_file():
-        yield _auto_tokenizer(folder, key, "PreTrainedTokenizerFast")
+        yield _auto_tokenizer(folder, "PreTrainedTokenizerFast")
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, Any]:
@@ -228,16 +227,12 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     return {f"{role}_token": spellings.get(role) for role in added if role in spellings or role not in ("cls", "sep")}
 
 
-def _auto_tokenizer(folder: Path, key: str, reader: str = "AutoTokenizer", **settings: Any) -> Any:
+def _auto_tokenizer(folder: Path, reader: str = "AutoTokenizer", **settings: Any) -> Any:
     import transformers
 
-    files = [path.name for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)]
-    if not files:
-        raise ConfigError(f"{key}: {folder} has no tokenizer (no {TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)")
-    if all(name.endswith(".model") for name in files) and importlib.util.find_spec("sentencepiece") is None:
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARY_FILES):
         raise ConfigError(
-            f"{key}: {folder / files[0]} needs the package sentencepiece; run pip install sentencepiece, or "
-            f"give a folder with a {TOKENIZER_FILE}"
+            f"{SOURCE_KEY}: {folder} has no tokenizer (no {TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)"
         )
     # A flipped bit may leave a readable tokenizer with other ids.
     for path in sorted(path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)):
@@ -248,9 +243,9 @@ def _auto_tokenizer(folder: Path, key: str, reader: str = "AutoTokenizer", **set
             kind = getattr(transformers, reader)
             tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
         except Exception as error:  # the tokenizers library raises nothing else
-            raise ConfigError(f"{key}: the tokenizer in {folder} can't be read ({first_line(error)})") from error
+            raise ConfigError(f"{SOURCE_KEY}: the tokenizer in {folder} can't be read ({first_line(error)})") from error
     if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError(f"{key}: {folder} has no fast tokenizer; give a folder with a {TOKENIZER_FILE}")
+        raise ConfigError(f"{SOURCE_KEY}: {folder} has no fast tokenizer; give a folder with a {TOKENIZER_FILE}")
     return tokenizer
 
 

@@ -20,7 +20,7 @@ from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import files_ignored
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.labels.conversion import ensure_labelled_store
-from esmeray.dataset.labels.label_space import LabelSpace, UnseenLabelError
+from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.labelled_file import (
     LabelledCounts,
     LabelledRecords,
@@ -30,7 +30,8 @@ from esmeray.dataset.labels.labelled_file import (
 )
 from esmeray.dataset.labels.parts import LabelledSource
 from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
-from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, TokenizerSection
+from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, SampleSection, TokenizerSection
+from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.ingest import Ingest
 from esmeray.dataset.targets import has_target
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data
@@ -73,7 +74,7 @@ def read_texts(
     records = read_labelled(sources, labels, tokenizer, data.ingest)
     targets = _targets(records, labels, space)
     per_residue = space.kind == "per_residue"
-    texts = LabelledTexts(records.ids, records.texts, targets, records.weights, _left_out(records.counts), per_residue)
+    texts = LabelledTexts(records.ids, records.texts, targets, None, _left_out(records.counts), per_residue)
     chosen = np.ones(len(texts.ids), dtype=bool)
     if part != "all":
         chosen &= np.array([name == part for name in records.parts or []], dtype=bool)
@@ -180,16 +181,13 @@ def _targets(records: LabelledRecords, labels: LabelsSection, space: LabelSpace)
             f"data.labels.label_columns: the model has {', '.join(space.names)} in this order, not "
             f"{', '.join(labels.label_columns)}"
         )
-    assert records.labels is not None
-    try:
-        return space.encode(
-            records.labels, ignore_unseen=labels.unseen_labels == "skip", unknown_letters=labels.unknown_letters
-        )[:]
-    except UnseenLabelError as error:
+    targets, unseen = space.encode(records.labels, labels.unknown_letters)
+    if unseen is not None and labels.unseen_labels == "error":
         raise DataError(
-            f"{records.place(error.index)}: the model does not know the label {error.label!r}; fix it, or give "
+            f"{records.place(unseen.record)}: the model does not know the label {unseen.name!r}; fix it, or give "
             "--data.labels.unseen_labels skip"
-        ) from error
+        )
+    return targets[:]
 
 
 def _left_out(counts: LabelledCounts) -> dict[str, int]:
@@ -219,7 +217,7 @@ class TextPart(NamedTuple):
 
 
 class TextStream:
-    """Records to predict from files, folders and globs, in their order.
+    """Records to predict from files, folders and globs, in their order, or of the embedded sample.
 
     They are checked as in training (:mod:`esmeray.dataset.store.ingest`).
 
@@ -229,11 +227,13 @@ class TextStream:
     def __init__(
         self, sources: list[str], labels: LabelsSection, tokenizer: TokenizerSection, ingest: IngestSection
     ) -> None:
+        is_sample = sources == [SAMPLE]
         self._source = LabelledSource(
-            find_labelled_files(sources),
+            [] if is_sample else find_labelled_files(sources),
             labels,
             tokenizer.content,
             with_labels=False,
+            sample=SampleSection() if is_sample else None,
             max_residues=ingest.max_residues,
         )
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)

@@ -183,11 +183,11 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
 
     Raises DataError for an invalid file or id.
     """
-    # min_residues is 1, because the user named these files; training's minimum is meant for large collections.
     # `predicted` is false, because designs depend on coordinates only.
-    section = StructuresSection(chains=options.chains, min_residues=1, ca_only=options.ca_only, predicted=False)
+    section = StructuresSection(chains=options.chains, ca_only=options.ca_only, predicted=False)
     counts = StructureCounts()
-    structures = read_files(find_structure_files(options.structures), section, counts)
+    # The user named these files; training's minimum is meant for large collections.
+    structures = read_files(find_structure_files(options.structures), section, counts, min_residues=1)
     check_ids(structures)
     for line in counts.lines():
         print(line, file=sys.stderr)

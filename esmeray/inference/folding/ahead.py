@@ -30,6 +30,8 @@ _WINDOW = 8
 
 A larger window fills batches better, but departs further from training's order.
 """
+_BATCH_RESIDUES = 1024
+"""Maximum residues of a batch of predictions, as in ``design fold``."""
 _PATIENCE_S = 15.0
 """Seconds to wait for the predictor after the run has ended.
 
@@ -60,7 +62,7 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
     )
     ended = threading.Event()
     # No cores are reserved: the predictor shares the ones of training.
-    workers = actors(settings, section.workers, 0, ended=ended)
+    workers = actors(settings, 1, 0, ended=ended)
     folder = cache / workers.loaded
 
     def work() -> None:
@@ -68,7 +70,7 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
             # Listed in the thread, because planning a large store takes a while, and training may start meanwhile.
             # The cache is not bounded: workers would wait forever for a structure that was removed.
             predict_structures(
-                sequences(), settings, tokens=section.tokens, cache_bytes=None, plan=in_order, workers=workers
+                sequences(), settings, tokens=_BATCH_RESIDUES, cache_bytes=None, plan=in_order, workers=workers
             )
         except Exception as error:  # noqa: BLE001 - the workers raise it
             folder.mkdir(parents=True, exist_ok=True)

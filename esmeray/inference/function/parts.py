@@ -79,9 +79,6 @@ class Parts:
     vectors: Vectors | None
     training: bool
 
-    def __post_init__(self) -> None:
-        self._network = open_network(self.export, self.terms) if "network" in self.terms.parts else None
-
     def queries(self, texts: Sequence[str], vectors_NC: Vectors | None) -> Queries:
         """Compute the inputs of :meth:`scores`, once for all aspects: search and network don't depend on the aspect."""
         return Queries(
@@ -161,6 +158,10 @@ class Parts:
             else csr_array(diags_array(1 / queries.lengths[rows]) @ queries.bits[rows][:, aspect.records[members]])
         )
         return candidates(scores, blend, near, aspect.terms[members], aspect.aspect, aspect.accretion)
+
+    @cached_property
+    def _network(self) -> Network | None:
+        return open_network(self.export, self.terms) if "network" in self.terms.parts else None
 
     @cached_property
     def _search(self) -> Search:

@@ -115,11 +115,11 @@ def _values(
     aspect = data.aspects[name]
     truth = Annotations(tuple(data.ids[record] for record in aspect.records[rows]), aspect.terms[rows])
     # Without intervals: these values guide training. 'esmeray function evaluate' reports intervals.
-    settings = EvaluationSection(draws=0, orphans=False)
+    settings = EvaluationSection(orphans=False)
     values = {}
     for predictor, predicted in scores.items():
         metrics = evaluate_functions(
-            aspect.aspect, truth, predicted, accretion_V=aspect.accretion, settings=settings
+            aspect.aspect, truth, predicted, accretion_V=aspect.accretion, settings=settings, draws=0
         ).metrics
         values[predictor] = {metric: metrics[metric].value if metrics else 0.0 for metric in _METRICS}
     return values

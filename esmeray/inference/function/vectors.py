@@ -45,7 +45,6 @@ def compute(store: Store, settings: EmbeddingsSection, folder: Path) -> None:
             models=[settings.model],
             input=[str(store.path)],
             output=folder,
-            random_weights=settings.random_weights,
             max_length=settings.max_length,
             long="crop",
             format="npy",

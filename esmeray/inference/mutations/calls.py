@@ -7,14 +7,13 @@ rules as other files. Settings of a command that are not arguments of its functi
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import NOTES, made_file, made_folder, output_or_scratch, refuse_existing, refuse_file
-from esmeray.dataset.sequence_list import clean_list
+from esmeray.dataset.sequence_list import checked_paths
 from esmeray.inference.mutations.section import (
     MutationFitSection,
     MutationProposeSection,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 SCANNED_BY, PROPOSED_BY = "scan_mutations", "propose_mutations"
 _TABLE = "table.csv"
-MutationsOf = TypeVar("MutationsOf", bound=MutationsSection)
 
 
 def job_of(command: str, sources: Sequence[str], section: MutationsSection) -> str:
@@ -55,7 +53,7 @@ def scan(
         sequence: residues of the wild type, or the Path of a FASTA file.
         output: folder to write mutants.csv and the heat maps to; by default nothing is written.
         overwrite: replace an output that a scan made.
-        settings: others of the command, such as ``method``, ``first_position``, ``more_models`` and ``device``.
+        settings: others of the command, such as ``method``, ``first_position`` and ``device``.
 
     Returns a row for each mutant: ``mutant``, ``position`` and ``score``, the log-probability ratio to the wild type,
     after ``protein`` if there are several. Raises EsmerayError for what the command refuses.
@@ -69,17 +67,14 @@ def scan(
         file = None if isinstance(sequence, str) else sequence
         section = MutationScanSection.of(sequence=file, output=target, **settings)
         refuse_existing(section.output, SCANNED_BY, overwrite)
-        sources = [str(model), *section.more_models]
-        with unfinished(section.output, job_of("scan", sources, section)) as folder:
+        with unfinished(section.output, job_of("scan", [str(model)], section)) as folder:
             from esmeray.inference.mutations.table import read_proteins  # here: it loads pandas
 
-            proteins = read_proteins(_with_wild_type(section, sequence, folder), folder)
-            from esmeray.inference.mutations.fitted import predictions_of  # here: it loads torch
+            proteins = read_proteins(sequence, section.first_position, folder)
+            from esmeray.inference.mutations.fitted import predict  # here: it loads torch
 
             variants = [Variant(protein, mutant) for protein in proteins for mutant in protein.singles()]
-            # Of several models the mean, as mutations score has it.
-            scores_N = np.mean([each.mean for each in predictions_of(sources, variants, section, folder, {})], axis=0)
-            table = _scan_table(variants, scores_N)
+            table = _scan_table(variants, predict(str(model), variants, section, folder, {}).mean)
             if output is not None:
                 with made_folder(section.output.absolute(), SCANNED_BY, overwrite) as building:
                     _write_scan(building, table, variants, f"by {model}, {section.method}")
@@ -146,7 +141,7 @@ class MutantFit:
 def fit_mutants(
     model: str | Path | None,
     sequence: str | Path | None,
-    table: "str | Path | pd.DataFrame",
+    table: "str | Path | Sequence[str | Path] | pd.DataFrame",
     output: str | Path,
     *,
     overwrite: bool = False,
@@ -157,7 +152,7 @@ def fit_mutants(
     Args:
         model: a masked language model; None with ``features="one_hot"`` and a ``zero_shot_column``.
         sequence: residues of the wild type, or the Path of a FASTA file.
-        table: mutants and their values: a DataFrame, or the path of a table or of a folder of tables.
+        table: mutants and their values: a DataFrame, or the path of a table or of a folder of tables, or several.
         output: folder to write the fitted model to. The same call resumes a fit that was ended.
         overwrite: replace an output that a fit made.
         settings: others of the command, such as ``measured_column``, ``features``, ``folds`` and ``device``.
@@ -171,18 +166,23 @@ def fit_mutants(
     >>> fit.metrics["spearman"].index.names
     FrozenList(['folds', 'protein'])
     """
-    # A frame has a path, too, so that all settings are checked at once.
-    is_file = isinstance(table, str | Path)
+    frame: Any = table if hasattr(table, "to_csv") else None
     file = None if isinstance(sequence, str) else sequence
-    section = MutationFitSection.of(sequence=file, table=table if is_file else _TABLE, output=output, **settings)
+    # A frame has a path, too, so that all settings are checked at once.
+    paths = checked_paths(table, "table") if frame is None else [_TABLE]
+    section = MutationFitSection.of(sequence=file, table=paths, output=output, **settings)
     refuse_existing(section.output, MADE_BY, overwrite)
     with unfinished(section.output, f"mutations fit of {model}") as folder:
         from esmeray.inference.mutations.table import read_mutants  # here: it loads pandas
 
-        section = _with_wild_type(section, sequence, folder)
-        if not is_file:
-            section = section.model_copy(update={"table": _written(table, folder)})
-        mutants = read_mutants(section, folder, "fit", section.numbers("fit"), groups=section.groups)
+        if frame is not None:
+            frame.to_csv(folder / _TABLE, index=False)
+            section = section.model_copy(update={"table": [folder / _TABLE]})
+        numbers = {
+            section.measured_column: "fit.measured_column",
+            section.zero_shot_column: "fit.zero_shot_column",
+        }
+        mutants = read_mutants(section, sequence, folder, "fit", numbers, groups=section.groups)
         from esmeray.inference.mutations.fitted import export, fit_table  # here: it loads torch
 
         fitted, evaluations = fit_table(None if model is None else Path(model), mutants, section, folder)
@@ -221,36 +221,13 @@ def propose(
         with unfinished(section.output, f"mutations propose by {model}") as folder:
             import pandas as pd
 
-            from esmeray.inference.mutations.fitted import read_fitted  # here: they load torch
+            from esmeray.inference.mutations.fitted import open_fitted  # here: they load torch
             from esmeray.inference.mutations.proposal import Proposer
             from esmeray.inference.mutations.table import write_scores
 
-            fitted = read_fitted(str(model))
-            if fitted is None:
-                raise ConfigError(f"model {model}: is not a fitted model; fit one with 'esmeray mutations fit'")
-            proposer = Proposer(fitted, section, folder)
+            proposer = Proposer(open_fitted(model), section, folder)
             plate = pd.DataFrame(proposer.plate())
             with made_file(section.output, PROPOSED_BY, overwrite) as building:
                 write_scores(building, section.output.name, plate)
     plate.attrs[NOTES] = proposer.lines()
     return plate
-
-
-def _with_wild_type(section: MutationsOf, sequence: str | Path | None, folder: Path) -> MutationsOf:
-    """The settings with a FASTA file of the wild type if it is a text. Raises as :func:`clean_list`."""
-    if not isinstance(sequence, str):
-        return section
-    file = folder / "sequence.fasta"
-    text = f">sequence\n{clean_list([sequence], 'sequence')[0]}\n"
-    # Not written again: the store that is made of it knows the time of the file.
-    if not (file.is_file() and file.read_text(encoding="utf-8") == text):
-        file.write_text(text, encoding="utf-8")
-    return section.model_copy(update={"sequence": file})
-
-
-def _written(table: Any, folder: Path) -> Path:
-    """The file of a DataFrame. Raises ConfigError for anything else."""
-    if not hasattr(table, "to_csv"):
-        raise ConfigError(f"table: expected a DataFrame or the path of a file, found {table!r:.40}")
-    table.to_csv(folder / _TABLE, index=False)
-    return folder / _TABLE

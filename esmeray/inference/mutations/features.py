@@ -11,6 +11,7 @@ A mutant with several mutations has the sum of their features. Shape legend: N, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,14 +119,39 @@ class Inputs(NamedTuple):
     def of(self, rows: Sequence[int]) -> "Inputs":
         return Inputs(self.scores[rows], None if self.embeddings is None else self.embeddings[rows])
 
-    def features(self, protein: Protein, mutants: Sequence[Mutant], scale: "Inputs", sites: bool) -> Features:
-        """Features of mutants, scaled as ``scale``. ``sites`` adds the features of substitutions."""
-        parts = substitution_features(protein, mutants) if sites else {}
-        parts["prior"] = ((self.scores - scale.scores.mean()) / (scale.scores.std() or 1.0))[:, None]
-        if self.embeddings is not None and scale.embeddings is not None:
-            centre_D = scale.embeddings.mean(axis=0)
-            spread = np.sqrt(((scale.embeddings - centre_D) ** 2).sum(axis=1).mean()) or 1.0
-            parts["embedding"] = (self.embeddings - centre_D) / spread
+
+@dataclass(frozen=True)
+class Measured:
+    """Distinct measured mutants of a protein.
+
+    Attributes:
+        values: (N,) means over measurements.
+        replicates: (N,) numbers of measurements relative to their mean.
+        groups: (N,) numbers of the user's groups.
+    """
+
+    protein: Protein
+    mutants: Sequence[Mutant]
+    inputs: Inputs
+    values: NDArray[np.float64]
+    replicates: NDArray[np.float64]
+    groups: NDArray[np.int64] | None = None
+
+    @cached_property
+    def features(self) -> Features:
+        return self.encode(self.mutants, self.inputs)
+
+    def encode(self, mutants: Sequence[Mutant], inputs: Inputs) -> Features:
+        """Compute the features of mutants from their inputs, scaled as the inputs of the measured mutants."""
+        scores_N, embeddings_ND = self.inputs
+        # With embeddings, the residues at the positions are features only if there are no insertions and deletions.
+        has_sites = embeddings_ND is None or all(mutant.whole is None for mutant in self.mutants)
+        parts = substitution_features(self.protein, mutants) if has_sites else {}
+        parts["prior"] = ((inputs.scores - scores_N.mean()) / (scores_N.std() or 1.0))[:, None]
+        if embeddings_ND is not None and inputs.embeddings is not None:
+            centre_D = embeddings_ND.mean(axis=0)
+            spread = np.sqrt(((embeddings_ND - centre_D) ** 2).sum(axis=1).mean()) or 1.0
+            parts["embedding"] = (inputs.embeddings - centre_D) / spread
         return Features(parts)
 
 

@@ -7,8 +7,8 @@ Shape legend: N mutants, D channels.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
@@ -19,22 +19,21 @@ from pydantic import BaseModel, Field
 
 from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.dataset.sequence_list import checked_text, checked_texts, clean_list
 from esmeray.inference.models.source import find_model
-from esmeray.inference.mutations.features import Features, Inputs
+from esmeray.inference.mutations.features import Inputs, Measured
 from esmeray.inference.mutations.gaussian_process import Posterior, Prediction, Weights, learn
 from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.metrics import summary_lines
-from esmeray.inference.mutations.section import MutationFitSection, MutationLearningSection, MutationsSection
+from esmeray.inference.mutations.section import MutationFitSection, MutationsSection
 from esmeray.inference.mutations.table import MutantTable, by_row, distinct, read_variants
-from esmeray.inference.mutations.validation import Evaluations, Measured, draw_learning_curves, evaluations
-from esmeray.inference.mutations.variants import WILD_TYPE, Mutant, Protein, Variant
+from esmeray.inference.mutations.validation import Evaluations, draw_learning_curves, evaluations
+from esmeray.inference.mutations.variants import WILD_TYPE, Protein, Variant
 from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
 from esmeray.train_config.removed import stored_in
-from esmeray.train_config.section import ComputeSection
+from esmeray.train_config.section import Section
 
 TASK = "mutations"
 """Task name in the manifest of a fitted model's folder."""
@@ -46,18 +45,17 @@ Floats: TypeAlias = NDArray[np.float64]
 Columns: TypeAlias = Mapping[str, Floats]
 
 
-def inputs_of(
-    section: MutationLearningSection, variants: Sequence[Variant], open_scorer: Callable[[], Scorer], columns: Columns
-) -> Inputs:
-    """Compute the inputs of all proteins' mutants at once. A model is opened only if embeddings or scores need it."""
+def inputs_of(section: MutationFitSection, variants: Sequence[Variant], scorer: Any, columns: Columns) -> Inputs:
+    """Compute the inputs of all proteins' mutants at once, by a :class:`Scorer`; None if the section needs no model."""
     column = section.zero_shot_column
     if column is not None and column not in columns:
         raise ConfigError(
             f"the model was fitted with scores from a column {column!r}: with esmeray mutations score, pass the "
             f"column by --score.compare {column}"
         )
-    embeddings_ND = open_scorer().embeddings(variants) if section.features == "embeddings" else None
-    return Inputs(open_scorer().zero_shot(variants) if column is None else columns[column], embeddings_ND)
+    scores_N = scorer.zero_shot(variants) if column is None else columns[column]
+    embeddings_ND = scorer.embeddings(variants) if section.features == "embeddings" else None
+    return Inputs(scores_N, embeddings_ND)
 
 
 class FittedProtein(BaseModel, extra="forbid", frozen=True):
@@ -80,22 +78,14 @@ class FittedProtein(BaseModel, extra="forbid", frozen=True):
     weights: Weights
     embeddings: Any = Field(default=None, exclude=True)
 
-    def posterior(self, protein: Protein) -> tuple[Posterior, Callable[[Sequence[Mutant], Inputs], Features]]:
-        """Build the process, and a function that computes the features of mutants from their inputs."""
+    def data(self, first_position: int) -> Measured:
+        """Rebuild the measured mutants and their features; ``first_position`` is the numbering of the fit."""
+        protein = Protein(self.sequence, first_position, self.name)
         mutants = [*map(protein.read, self.mutants)]
-        own = Inputs(np.array(self.scores), self.embeddings)
-        sites = _are_substitutions(mutants)
-        features = own.features(protein, mutants, own, sites)
-        with record_bar("measured mutants") as bar:
-            process = Posterior(
-                features,
-                np.array(self.measured),
-                self.weights,
-                lambda done: bar(done / len(mutants), done),
-                # Models of earlier versions have no replicates.
-                np.array(self.replicates or [1] * len(mutants)),
-            )
-        return process, lambda others, inputs: inputs.features(protein, others, own, sites)
+        inputs = Inputs(np.array(self.scores), self.embeddings)
+        # Models of earlier versions have no replicates.
+        replicates_N = np.array(self.replicates or [1] * len(mutants))
+        return Measured(protein, mutants, inputs, np.array(self.measured), replicates_N)
 
 
 class Fitted(BaseModel, extra="forbid", frozen=True):
@@ -109,44 +99,49 @@ class Fitted(BaseModel, extra="forbid", frozen=True):
     section: MutationFitSection
     proteins: list[FittedProtein]
 
-    def inputs(self, variants: Sequence[Variant], compute: ComputeSection, folder: Path, columns: Columns) -> Inputs:
+    def inputs(self, variants: Sequence[Variant], compute: Section, folder: Path, columns: Columns) -> Inputs:
         """Inputs of new mutants. Raises DataError if the underlying model has changed."""
-        fit_section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens"}))
-
-        # Opened on demand: one-hot features with a column of scores need no model.
-        @cache
-        def open_scorer() -> Scorer:
-            scorer = Scorer(str(self.model), fit_section, folder)
+        section = self.section.model_copy(update=compute.model_dump(include={"device", "tokens"}))
+        scorer = None
+        if self.model is not None:
+            scorer = Scorer(self.model, section, folder)
             if scorer.facts.fingerprint != self.fingerprint:
                 raise DataError(f"model {self.model}: its weights have changed since the fit; fit again")
-            return scorer
-
-        return inputs_of(fit_section, variants, open_scorer, columns)
+        return inputs_of(section, variants, scorer, columns)
 
     def find(self, protein: Protein) -> FittedProtein:
         """The part fitted to this protein. Raises DataError if there is none."""
         same = [part for part in self.proteins if part.sequence == protein.sequence]
         # Several values of one protein may have been measured, each under its own name.
         named = [part for part in same if part.name == protein.name] or same
-        if not named:
-            raise DataError("the model was fitted to mutants of another protein; give that protein's wild type")
-        if len(named) > 1:
-            names = " and ".join(part.name for part in named)
-            raise DataError(f"the model was fitted to {names}; use one of these names in the FASTA file")
+        if len(named) != 1:
+            names = ", ".join(part.name for part in self.proteins)
+            raise DataError(
+                f"the model was fitted to mutants of another protein; give a wild type of the fit, by its name: {names}"
+            )
         return named[0]
 
-    def predict(
-        self, variants: Sequence[Variant], section: ComputeSection, folder: Path, columns: Columns
-    ) -> Prediction:
+    def predict(self, variants: Sequence[Variant], section: Section, folder: Path, columns: Columns) -> Prediction:
         """(N,) predicted values. Raises DataError for another protein, or if the underlying model has changed."""
         groups = _by_protein(variants)
         parts = {protein: self.find(protein) for protein in groups}
         inputs = self.inputs(variants, section, folder, columns)
         predicted = Prediction.unknown(len(variants))
         for protein, rows in groups.items():
-            process, features = parts[protein].posterior(protein)
-            predicted.put(rows, process.predict(features([variants[row].mutant for row in rows], inputs.of(rows))))
+            part = parts[protein]
+            data = part.data(self.section.first_position)
+            process = Posterior(data.features, data.values, part.weights, data.replicates)
+            features = data.encode([variants[row].mutant for row in rows], inputs.of(rows))
+            predicted.put(rows, process.predict(features))
         return predicted
+
+
+def open_fitted(model: str | Path) -> Fitted:
+    """Read a fitted model. Raises ConfigError for another kind of model."""
+    fitted = read_fitted(str(model))
+    if fitted is None:
+        raise ConfigError(f"model {model}: is not a fitted model; fit one with 'esmeray mutations fit'")
+    return fitted
 
 
 def read_fitted(source: str) -> Fitted | None:
@@ -173,26 +168,18 @@ def _by_protein(variants: Sequence[Variant]) -> dict[Protein, list[int]]:
     return groups
 
 
-def _are_substitutions(mutants: Sequence[Mutant]) -> bool:
-    return all(mutant.whole is None for mutant in mutants)
-
-
-def predictions_of(
-    sources: Sequence[str], variants: Sequence[Variant], section: MutationsSection, folder: Path, columns: Columns
-) -> list[Prediction]:
-    """Score with each model: its zero-shot scores as means, or predictions if the model is fitted.
+def predict(
+    source: str, variants: Sequence[Variant], section: MutationsSection, folder: Path, columns: Columns
+) -> Prediction:
+    """Score with a model: its zero-shot scores as means, or predictions if the model is fitted.
 
     Raises the errors of :class:`Scorer` and :meth:`Fitted.predict`.
     """
-    predicted = []
-    for source in sources:
-        fitted = read_fitted(source)
-        predicted.append(
-            Prediction.unknown(len(variants))._replace(mean=Scorer(source, section, folder).zero_shot(variants))
-            if fitted is None
-            else fitted.predict(variants, section, folder, columns)
-        )
-    return predicted
+    fitted = read_fitted(source)
+    if fitted is not None:
+        return fitted.predict(variants, section, folder, columns)
+    scores_N = Scorer(source, section, folder).zero_shot(variants)
+    return Prediction.unknown(len(variants))._replace(mean=scores_N)
 
 
 def score_mutants(
@@ -233,7 +220,7 @@ def score_mutants(
     variants = read_variants(mutants, [protein] * len(mutants), "mutants", counts)
     own_variants, number_of_row = distinct(variants, "mutants", counts)
     with TemporaryDirectory() as folder:
-        (predicted,) = predictions_of([str(model)], own_variants, section, Path(folder), {})
+        predicted = predict(str(model), own_variants, section, Path(folder), {})
     return by_row(predicted.mean, number_of_row)
 
 
@@ -242,12 +229,32 @@ def fit_table(
 ) -> tuple[Fitted, Evaluations]:
     """Fit to the mutants of a table that have a value in each column, and cross-validate.
 
-    ``source`` is None if the section needs no model. Raises DataError for too few mutants, and the errors of
-    :class:`Scorer` and :mod:`esmeray.inference.mutations.validation`.
+    Mutants left out are counted in the table. ``source`` is None if the section needs no model. Raises ConfigError if
+    it needs one; DataError for too few mutants or a missing group; and the errors of :class:`Scorer` and
+    :mod:`esmeray.inference.mutations.validation`.
     """
-    open_scorer = cache(lambda: Scorer(str(source), section, folder))
-    parts = measured_parts(table, section, open_scorer, source)
-    evaluated = evaluations(parts, section)
+    if source is None and section.needs_model:
+        raise ConfigError("missing: MODEL; give a model, or set features one_hot and zero_shot_column")
+    rows = _complete_rows(table, section)
+    groups = _group_names(table, rows, section)
+    replicates_N = table.replicates[section.measured_column][rows]
+    if replicates_N.max() > 1:
+        table.counts["measurement{s}, averaged per mutant"] = int(replicates_N.sum())
+    zero_shot = section.zero_shot_column or f"{source} ({section.method})"
+    say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
+    scorer = Scorer(str(source), section, folder) if section.needs_model else None
+    variants = [table.variants[row] for row in rows]
+    columns = {column: values[rows] for column, values in table.numbers.items()}
+    inputs = inputs_of(section, variants, scorer, columns)
+    measured = []
+    for protein, own in _by_protein(variants).items():
+        mutants = [variants[number].mutant for number in own]
+        values_N = columns[section.measured_column][own]
+        # Relative numbers: a table with three measurements per mutant is equivalent to one with their means.
+        relative_N = replicates_N[own] / replicates_N[own].mean()
+        groups_N = None if groups is None else np.unique(groups[own], return_inverse=True)[1]
+        measured.append(Measured(protein, mutants, inputs.of(own), values_N, relative_N, groups_N))
+    evaluated = evaluations(measured, section)
     proteins = [
         FittedProtein(
             name=part.protein.name,
@@ -261,14 +268,16 @@ def fit_table(
             weights=learn(part.features, part.values, part.replicates),
             embeddings=part.inputs.embeddings,
         )
-        for part in parts
+        for part in measured
     ]
-    opened = open_scorer.cache_info().currsize > 0
-    # Absolute, because the fitted model may be used from another working folder.
-    model = str(source.absolute() if source is not None and source.exists() else source)
+    model = fingerprint = None
+    if source is not None and scorer is not None:
+        # Absolute, because the fitted model may be used from another working folder.
+        model = str(source.absolute() if source.exists() else source)
+        fingerprint = scorer.facts.fingerprint
     fitted = Fitted(
-        model=model if opened else None,
-        fingerprint=open_scorer().facts.fingerprint if opened else None,
+        model=model,
+        fingerprint=fingerprint,
         # Includes the column that was read, because proposals are written to the same column.
         section=section.model_copy(update={} if section.sequence_column else {"mutant_column": table.column}),
         proteins=proteins,
@@ -276,57 +285,38 @@ def fit_table(
     return fitted, evaluated
 
 
-def measured_parts(
-    table: MutantTable, section: MutationLearningSection, open_scorer: Callable[[], Scorer], source: Path | None
-) -> list[Measured]:
-    """Collect the mutants of each protein that have a value in each column.
-
-    Mutants left out are counted in the table. Raises DataError for too few mutants or a missing group; ConfigError if
-    the features need a model and there is none.
-    """
-    if source is None and (section.features == "embeddings" or section.zero_shot_column is None):
-        raise ConfigError("missing: MODEL; give a model, or set features one_hot and zero_shot_column")
-    variants = table.variants
+def _complete_rows(table: MutantTable, section: MutationFitSection) -> NDArray[np.int64]:
+    """Return the mutants with a value in each column, and count the others. Raises DataError if a protein has few."""
     # Without the wild type, which has no mutations to learn from and belongs to no fold by position.
-    mutated_N = np.array([variant.mutant != WILD_TYPE for variant in variants])
-    rows = np.flatnonzero(np.logical_and.reduce([mutated_N, *map(np.isfinite, table.numbers.values())]))
-    proteins = _by_protein([variants[row] for row in rows])
-    sizes = {protein.name: len(own) for protein, own in proteins.items()} or {"": 0}
+    mutated_N = np.array([variant.mutant != WILD_TYPE for variant in table.variants])
+    complete_N = mutated_N.copy()
+    for column, values_N in table.numbers.items():
+        is_missing_N = np.isnan(values_N)
+        complete_N &= ~is_missing_N
+        count = int((is_missing_N & mutated_N).sum())
+        table.counts[f"mutant{{s}} without a value in column {column!r} left out"] = count
+    rows = np.flatnonzero(complete_N)
+    sizes = Counter(table.variants[row].protein.name for row in rows) or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])
     if fewest < _MIN_ROWS:
-        where = f"{section.table}, {name}" if name else section.table
+        where = f"{section.source}, {name}" if name else section.source
         raise DataError(f"{where}: only {fewest} mutants have values in all columns; give at least {_MIN_ROWS}")
-    zero_shot = section.zero_shot_column or f"{source} ({section.method})"
-    say(f"features of {counted(len(rows), 'mutant{s}')}: {section.features}; zero-shot scores by {zero_shot}")
-    replicates_N = table.replicates[section.measured_column][rows]
-    if replicates_N.max() > 1:
-        table.counts["measurement{s}, averaged per mutant"] = int(replicates_N.sum())
-    for column, values in table.numbers.items():
-        missing = int(np.isnan(values[mutated_N]).sum())
-        table.counts[f"mutant{{s}} without a value in column {column!r} left out"] = missing
-    columns = {column: values[rows] for column, values in table.numbers.items()}
-    inputs = inputs_of(section, [variants[row] for row in rows], open_scorer, columns)
-    parts = []
-    for protein, own in proteins.items():
-        own_mutants = [variants[row].mutant for row in rows[own]]
-        own_inputs = inputs.of(own)
-        sites = section.features == "one_hot" or _are_substitutions(own_mutants)
-        features = own_inputs.features(protein, own_mutants, own_inputs, sites)
-        groups_N = None
-        if table.groups:
-            groups = [table.groups[row] for row in rows[own]]
-            for mutant, names in zip(own_mutants, groups, strict=True):
-                if len(names) > 1 or not names[0]:
-                    raise DataError(
-                        f"{section.table}: {protein.text_of(mutant)} has the groups "
-                        f"{', '.join(map(repr, names))}; give all its rows the same group"
-                    )
-            groups_N = np.unique(np.concatenate(groups).astype(str), return_inverse=True)[1]
-        # Relative numbers: a table with three measurements per mutant is equivalent to one with their means.
-        relative_N = replicates_N[own] / replicates_N[own].mean()
-        measured_N = columns[section.measured_column][own]
-        parts.append(Measured(protein, own_mutants, own_inputs, features, measured_N, relative_N, groups_N))
-    return parts
+    return rows
+
+
+def _group_names(table: MutantTable, rows: NDArray[np.int64], section: MutationFitSection) -> NDArray | None:
+    """Return the groups of mutants, None without a column of groups. Raises DataError unless each has exactly one."""
+    if not table.groups:
+        return None
+    for row in rows:
+        names = table.groups[row]
+        if len(names) > 1 or not names[0]:
+            protein, mutant = table.variants[row]
+            raise DataError(
+                f"{section.source}: {protein.text_of(mutant)} has the groups {', '.join(map(repr, names))}; give all "
+                "its rows the same group"
+            )
+    return np.array([table.groups[row][0] for row in rows])
 
 
 def _listed(part: Measured, mutants: MutantTable, section: MutationFitSection) -> dict[str, float]:

@@ -5,12 +5,15 @@ weights maximize the posterior: marginal likelihood times a log-normal prior, wh
 value of a mutant measured n times is a mean, whose noise variance is divided by n.
 
 With more mutants than ``_INDUCING`` the process uses that number of inducing points (Quinonero-Candela and Rasmussen
-2005). Time is then linear in the number of mutants.
+2005). Time is then linear in the number of mutants. Ridge regression of the residuals on the sites is left out: it
+changes Spearman's coefficient by at most 0.0003 for 8,000 mutants of GRB2 and PAB1 and for 4,000 of beta-lactamase. It
+raises it from 0.90 to 0.93 for 12,000 simulated double mutants of beta-lactamase, which have more sites than there are
+inducing points.
 
 Shape legend: N mutants, M inducing points, P weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import minimize
-from sklearn.linear_model import Ridge
 
 from esmeray.inference.mutations.features import Features, kernels
 
@@ -48,7 +50,6 @@ _CALIBRATING = 2048
 """Maximum number of mutants that intervals are calibrated with."""
 _BLOCK = 4096
 """Mutants per block."""
-_PENALTIES = (0.1, 1.0, 10.0, 100.0)
 _JITTER = 1e-6
 COVERED = 0.9
 """Coverage of the prediction intervals."""
@@ -81,14 +82,6 @@ def sampled(size: int, most: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(0).permutation(size)[:most])
 
 
-def _calibrating(size: int) -> NDArray[np.int64]:
-    """Rows to calibrate intervals with: all rows or, beyond the inducing points, a fifth of the other rows."""
-    if size <= _INDUCING:
-        return np.arange(size)
-    others = np.setdiff1d(np.arange(size), sampled(size, _INDUCING))
-    return others[sampled(len(others), min(_CALIBRATING, -(-len(others) // 5)))]
-
-
 class Posterior:
     """Posterior of the process given measured mutants; the prior if there are none.
 
@@ -96,7 +89,6 @@ class Posterior:
         features: features of N mutants.
         measured_N: values of the mutants, each the mean of its measurements.
         weights: kernel weights; learnt if None.
-        advance: called with the number of processed mutants.
         replicates_N: number of measurements per mutant; 1 by default.
     """
 
@@ -105,7 +97,6 @@ class Posterior:
         features: Features,
         measured_N: Floats,
         weights: Weights | None = None,
-        advance: Callable[[int], None] = lambda _: None,
         replicates_N: Floats | None = None,
     ) -> None:
         size = len(measured_N)
@@ -126,10 +117,8 @@ class Posterior:
             weighted_NM = basis_NM * self._replicates_N[rows, None]
             precision_MM += weighted_NM.T @ basis_NM
             sums_M += weighted_NM.T @ targets_N[rows]
-            advance(rows.stop)
         self._precision_root_MM = np.linalg.cholesky(precision_MM)
-        self._coefficients_M = self._solved(sums_M, twice=True)
-        self._rest = self._fit_rest(features, targets_N) if size > _INDUCING and "site" in features.parts else None
+        self._coefficients_M = cho_solve((self._precision_root_MM, True), sums_M)
         self.scale = self._scale(features, targets_N) if size else 1.0
         self._measured = features
 
@@ -138,7 +127,7 @@ class Posterior:
         mean_N = np.zeros(len(features))
         variance_N = self._variances(features)
         for rows, basis_NM in self._blocks(features):
-            mean_N[rows] = basis_NM @ self._coefficients_M + self._rest_of(features[rows])
+            mean_N[rows] = basis_NM @ self._coefficients_M
             known_N = self.weights["noise"] * (self._solved(basis_NM.T) ** 2).sum(axis=0)
             variance_N[rows] += known_N - (basis_NM**2).sum(axis=1)
         mean_N = self._level + self._spread * (mean_N + _expected(features))
@@ -177,57 +166,27 @@ class Posterior:
         """(N, M) features whose inner product is the kernel approximated by the inducing points."""
         return solve_triangular(self._root_MM, self._kernel(self._inducing, features), lower=True).T
 
-    def _solved(self, values: Floats, twice: bool = False) -> Floats:
-        half = solve_triangular(self._precision_root_MM, values, lower=True)
-        return solve_triangular(self._precision_root_MM, half, lower=True, trans=1) if twice else half
-
-    def _fit_rest(self, features: Features, targets_N: Floats) -> Ridge:
-        """Fit ridge regression on site features to the residuals.
-
-        There may be fewer inducing points than site features.
-
-        The mutants that calibrate the intervals are excluded from the fit, because their errors would be too small.
-        They choose the penalty.
-        """
-        dual_M = solve_triangular(self._root_MM, self._coefficients_M, lower=True, trans=1)
-        left_N = targets_N.copy()
-        for start in range(0, len(features), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            left_N[rows] -= self._kernel(features[rows], self._inducing) @ dual_M
-        judges = _calibrating(len(features))
-        others = np.setdiff1d(np.arange(len(features)), judges)
-        site_ND = features.parts["site"]
-        ridges = [
-            Ridge(penalty, fit_intercept=False, solver="lsqr").fit(
-                site_ND[others], left_N[others], sample_weight=self._replicates_N[others]
-            )
-            for penalty in _PENALTIES
-        ]
-        weights_N = self._replicates_N[judges]
-        return min(ridges, key=lambda ridge: weights_N @ (left_N[judges] - ridge.predict(site_ND[judges])) ** 2)
-
-    def _rest_of(self, features: Features) -> Floats | float:
-        return 0.0 if self._rest is None else self._rest.predict(features.parts["site"])
+    def _solved(self, values: Floats) -> Floats:
+        return solve_triangular(self._precision_root_MM, values, lower=True)
 
     def _scale(self, features: Features, targets_N: Floats) -> float:
         """Factor that widens the normal distribution's intervals, from leave-one-out errors.
 
         It is the conformal quantile of the errors (Angelopoulos and Bates 2023). They need no second fit: as in ridge
-        regression, the leave-one-out error is the residual divided by 1 - leverage, and its variance is the noise
-        divided by 1 - leverage.
+        regression, the leave-one-out error is the residual divided by 1 - leverage. Its variance is the noise divided
+        by 1 - leverage, and the variance that the inducing points do not explain.
         """
-        rows = _calibrating(len(features))
+        rows = np.arange(len(features))
+        if len(rows) > _INDUCING:  # mutants that are no inducing points are like new ones
+            rows = np.setdiff1d(rows, sampled(len(rows), _INDUCING))
+        rows = rows[sampled(len(rows), _CALIBRATING)]
         basis_NM = self._basis(features[rows])
-        noise_N = self.weights["noise"] / self._replicates_N[rows]
-        known_N = (self._solved(basis_NM.T) ** 2).sum(axis=0)
-        errors_N = targets_N[rows] - basis_NM @ self._coefficients_M - self._rest_of(features[rows])
-        if self._rest is None:
-            variances_N = noise_N * np.maximum(1 - self._replicates_N[rows] * known_N, _JITTER)
-        else:
-            # Ridge was not fitted on these mutants, and a single mutant hardly changes the inducing points.
-            variances_N = self._variances(features[rows]) - (basis_NM**2).sum(axis=1)
-            variances_N = np.maximum(variances_N, 0.0) + noise_N + self.weights["noise"] * known_N
-        errors_N /= np.sqrt(variances_N)
+        replicates_N = self._replicates_N[rows]
+        leverage_N = replicates_N * (self._solved(basis_NM.T) ** 2).sum(axis=0)
+        left_N = np.maximum(1 - leverage_N, _JITTER)
+        errors_N = (targets_N[rows] - basis_NM @ self._coefficients_M) / left_N
+        rest_N = np.maximum(self._variances(features[rows]) - (basis_NM**2).sum(axis=1), 0.0)
+        errors_N /= np.sqrt(rest_N + self.weights["noise"] / replicates_N / left_N)
         rank = min(len(rows), int(np.ceil(COVERED * (len(rows) + 1))))
         scale = float(np.sort(np.abs(errors_N))[rank - 1]) / _SCORE
         return (len(rows) * scale + _PSEUDO_MUTANTS) / (len(rows) + _PSEUDO_MUTANTS)
@@ -235,7 +194,7 @@ class Posterior:
 
 def _expected(features: Features) -> Floats:
     """(N,) values expected from the prior score alone, scaled."""
-    return _PRIOR_SLOPE * features.parts["prior"][:, 0] if "prior" in features.parts else np.zeros(len(features))
+    return _PRIOR_SLOPE * features.parts["prior"][:, 0]
 
 
 def covariance_of(weights: Mapping[str, float], terms: Mapping[str, Floats]) -> Floats:

@@ -4,8 +4,8 @@ Each step (log-probabilities of positions, pseudo-log-likelihoods, embeddings) h
 with its identity and the finished rows. In long sequences the model sees a window around the position. Unmasked
 positions with the same window share a pass.
 
-Shape legend: N mutants or sequences, C numbers per row, M requested positions, R residues of all wild types, K tokens
-of the vocabulary, D channels.
+Shape legend: N mutants or sequences, C numbers per row, M requested positions, K tokens of the vocabulary, D
+channels.
 """
 
 import json
@@ -34,35 +34,98 @@ WINDOW = 1022
 """Maximum residues of a sequence in ESM-2's training."""
 
 
-class MaskedModel:
-    """A masked language model that scores sequences.
+PIECE_TOKENS = 262_144
+"""Tokens per piece of work. After a kill at most one piece is computed again."""
 
-    Args:
-        max_length: residues of a window; None for :data:`WINDOW`, or the model's maximum if it is lower.
-        tokens: token budget of a batch.
+Item = TypeVar("Item", list[int], str)
+
+
+class Scorer:
+    """A masked language model that scores the mutants of all proteins in shared passes. Its work is in ``folder``.
 
     Raises ConfigError for another kind of model, or a window longer than the model's maximum.
     """
 
-    def __init__(self, model: Model, max_length: int | None, tokens: int) -> None:
+    def __init__(self, source: str, section: MutationsSection, folder: Path) -> None:
+        model = open_model(source, section.precision, section.device, heads=["masked_lm"])
         if "masked_lm" not in model.heads or model.tokenizer.mask is None or not model.tokenizer.one_token_per_residue:
             raise ConfigError(
                 f"model {model.facts.name}: is not a masked language model with one token per residue; give "
                 "ESM-2, ESM C, a protein BERT or a run of model.task masked_lm"
             )
-        self.model, self.tokens = model, tokens
-        longest = model.facts.longest or max_length or WINDOW
-        if max_length is not None and max_length > longest:
+        longest = model.facts.longest or section.max_length or WINDOW
+        if section.max_length is not None and section.max_length > longest:
             raise ConfigError(
-                f"max_length {max_length}: model {model.facts.name} supports at most {longest} residues; set it "
-                f"to at most {longest}"
+                f"max_length {section.max_length}: model {model.facts.name} supports at most {longest} residues; set "
+                f"it to at most {longest}"
             )
-        self.max_length = max_length or min(WINDOW, longest)
+        self.max_length = section.max_length or min(WINDOW, longest)
+        self.facts, self._model = model.facts, model
+        self._tokens = model.token_budget(section.tokens)
+        self._method = section.method
+        self._folder = folder
         ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
         # The head's columns may have another order than the tokenizer's ids.
         backbone_ids = model.backbone.residue_ids
         self._columns = ids if backbone_ids is None else backbone_ids.cpu().numpy()[ids]
         self._outputs = model.outputs(["logits"])
+
+    def zero_shot(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
+        """(N,) zero-shot scores. Raises DataError for insertions and deletions if the method can't score them."""
+        wild_types = [*dict.fromkeys(variant.protein.sequence for variant in variants)]
+        number_of = {sequence: number for number, sequence in enumerate(wild_types)}
+        numbers_N = [number_of[variant.protein.sequence] for variant in variants]
+        longest = max(map(len, wild_types))
+        width = min(longest, self.max_length)
+        whole = [variant.mutant.whole for variant in variants if variant.mutant.whole is not None]
+        unknown = self.facts.unknown.report([*wild_types, *whole])
+        if unknown is not None:  # mutations are to amino acids, which every model here knows
+            warn(unknown)
+        if self._method == "pseudo":
+            # Wild types are the first rows, so that a resumed job does not compute them again.
+            sequences = [*wild_types, *(variant.sequence() for variant in variants)]
+            sums_N1 = self._rows(
+                "pseudo", sequences, longest * width, lambda items: self.log_likelihoods(items)[:, None]
+            )
+            return sums_N1[len(wild_types) :, 0] - sums_N1[numbers_N, 0]
+        if any(variant.mutant.whole is not None for variant in variants):
+            raise DataError(f"method {self._method}: can't score insertions and deletions; use pseudo")
+        # Each position of a wild type once, because one pass gives all its 20 probabilities.
+        positions = {
+            (number, mutation.offset)
+            for number, variant in zip(numbers_N, variants, strict=True)
+            for mutation in variant.mutant.mutations
+        }
+        wanted = sorted(positions)
+        masked = self._method == "masked"
+        # Unmasked, all positions of a protein within one window share a pass.
+        one_pass = not masked and width == longest
+        logs_M20 = self._rows(
+            self._method,
+            [*map(list, wanted)],
+            1 if one_pass else width,
+            lambda items: self.log_probabilities(wild_types, np.array(items), masked),
+            wild_types,
+        )
+        row_of = {position: row for row, position in enumerate(wanted)}
+        mutations = [
+            [mutation._replace(offset=row_of[number, mutation.offset]) for mutation in variant.mutant.mutations]
+            for number, variant in zip(numbers_N, variants, strict=True)
+        ]
+        return marginal_scores(mutations, logs_M20)
+
+    def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
+        """(N, D) mean embeddings of the mutants' sequences. Raises ConfigError for a sequence that is too long."""
+        sequences = [variant.sequence() for variant in variants]
+        longest = max(map(len, sequences))
+        if self.facts.longest is not None and longest > self.facts.longest:
+            raise ConfigError(
+                f"features embeddings: a sequence has more than {self.facts.longest:,} residues; use one_hot"
+            )
+        return self._rows("embeddings", sequences, longest, self._embed)
+
+    def _embed(self, sequences: Sequence[str]) -> NDArray[np.float64]:
+        return np.asarray(self._model.embed(sequences, tokens=self._tokens), np.float64)
 
     def log_probabilities(
         self, sequences: Sequence[str], wanted_M2: NDArray[np.int64], masked: bool
@@ -72,9 +135,9 @@ class MaskedModel:
         ``wanted_M2`` holds the number of a sequence and an offset in it, from 0. If ``masked``, each position is masked
         in a separate pass; otherwise nothing is masked.
         """
-        windows = _Windows(self.model, sequences, wanted_M2, masked, self.max_length)
+        windows = _Windows(self._model, sequences, wanted_M2, masked, self.max_length)
         logits_MK = np.empty((len(wanted_M2), self._outputs[0].channels))
-        for batch in run(self.model, windows, self._outputs, self.tokens):
+        for batch in run(self._model, windows, self._outputs, self._tokens):
             for window, logits_LK in zip(batch.indices.tolist(), batch.by_text(self._outputs[0]), strict=True):
                 positions = windows.positions[window]
                 logits_MK[positions] = logits_LK[windows.rows[positions]]
@@ -102,12 +165,40 @@ class MaskedModel:
         chosen_M = np.take_along_axis(logs_M20, wanted_M3[:, 2:], axis=1)[:, 0]
         return np.bincount(wanted_M3[:, 0], chosen_M, minlength=len(sequences)).astype(np.float64)
 
-    def embeddings(self, sequences: Sequence[str]) -> NDArray[np.float64]:
-        """(N, D) mean embeddings of whole sequences. Raises ConfigError for a sequence that is too long."""
-        longest = self.model.facts.longest
-        if longest is not None and max(map(len, sequences)) > longest:
-            raise ConfigError(f"features embeddings: a sequence has more than {longest:,} residues; use one_hot")
-        return np.asarray(self.model.embed(sequences, tokens=self.tokens), np.float64)
+    def _rows(
+        self,
+        name: str,
+        items: Sequence[Item],
+        tokens: int,
+        compute: Callable[[Sequence[Item]], NDArray[np.float64]],
+        wild_types: Sequence[str] = (),
+    ) -> NDArray[np.float64]:
+        """(items, C) rows, computed piece by piece; finished pieces are read back.
+
+        ``tokens``: tokens per item. ``wild_types``: sequences that items refer to by number.
+        """
+        if not items:
+            return np.empty((0, len(AMINO_ACIDS)))
+        # Named by the model's fingerprint, because a folder of scores may hold several models, each with its own
+        # journal.
+        folder = self._folder / f"{name}-{self.facts.fingerprint}"
+        job = {
+            "model": self.facts.name,
+            "precision": self.facts.precision,
+            "max_length": self.max_length,
+            "tokens": self._tokens,
+            "mutants": xxhash.xxh3_128_hexdigest(json.dumps([*wild_types, *items]).encode()),
+        }
+        accept(folder, job)
+        at_once = max(1, PIECE_TOKENS // tokens)
+        starts = range(0, len(items), at_once)
+        with journal(folder) as kept, record_bar(name) as bar:
+            for start in starts[kept.done :]:
+                rows = compute(items[start : start + at_once])
+                # repr reads back to the same float, so that a resumed job gives the same bytes.
+                kept.add(" ".join(map(repr, row)) for row in rows.tolist())
+                bar(kept.done / len(starts), start + len(rows))
+            return np.loadtxt(kept.lines(), np.float64, ndmin=2)
 
 
 class _Windows(TokenizedTexts):
@@ -147,102 +238,3 @@ class _Windows(TokenizedTexts):
     def name(self, index: int) -> str:
         number, start, width, _ = self._windows[index].tolist()
         return f"residues {start + 1} to {start + width} of sequence {number + 1}"
-
-
-PIECE_TOKENS = 262_144
-"""Tokens per piece of work. After a kill at most one piece is computed again."""
-
-Item = TypeVar("Item", list[int], str)
-
-
-class Scorer:
-    """A model that scores the mutants of all proteins in shared passes. Its work is in ``folder``."""
-
-    def __init__(self, source: str, section: MutationsSection, folder: Path) -> None:
-        opened = open_model(source, section.precision, section.device, heads=["masked_lm"])
-        self.model = MaskedModel(opened, section.max_length, opened.token_budget(section.tokens))
-        self.facts, self._folder = opened.facts, folder
-        self._method = section.method
-
-    def zero_shot(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
-        """(N,) zero-shot scores. Raises DataError for insertions and deletions if the method can't score them."""
-        wild_types = [*dict.fromkeys(variant.protein.sequence for variant in variants)]
-        number_of = {sequence: number for number, sequence in enumerate(wild_types)}
-        numbers_N = [number_of[variant.protein.sequence] for variant in variants]
-        longest = max(map(len, wild_types))
-        width = min(longest, self.model.max_length)
-        whole = [variant.mutant.whole for variant in variants if variant.mutant.whole is not None]
-        unknown = self.facts.unknown.report([*wild_types, *whole])
-        if unknown is not None:  # mutations are to amino acids, which every model here knows
-            warn(unknown)
-        if self._method == "pseudo":
-            # Wild types are the first rows, so that a resumed job does not compute them again.
-            sequences = [*wild_types, *(variant.sequence() for variant in variants)]
-            sums_N1 = self._rows(
-                "pseudo", sequences, longest * width, lambda items: self.model.log_likelihoods(items)[:, None]
-            )
-            return sums_N1[len(wild_types) :, 0] - sums_N1[numbers_N, 0]
-        if any(variant.mutant.whole is not None for variant in variants):
-            raise DataError(f"method {self._method}: can't score insertions and deletions; use pseudo")
-        # Concatenated wild types: one row per residue over all proteins.
-        starts = np.cumsum([0, *map(len, wild_types)])
-        mutations = [
-            [mutation._replace(offset=int(starts[number]) + mutation.offset) for mutation in variant.mutant.mutations]
-            for number, variant in zip(numbers_N, variants, strict=True)
-        ]
-        # Each position once, because one pass gives all its 20 probabilities.
-        rows = np.array(sorted({mutation.offset for group in mutations for mutation in group}), np.int64)
-        owners = np.searchsorted(starts, rows, side="right") - 1
-        wanted = np.column_stack([owners, rows - starts[owners]]).tolist()
-        masked = self._method == "masked"
-        # Unmasked, all positions of a protein within one window share a pass.
-        one_pass = not masked and width == longest
-        logs_R20 = np.zeros((starts[-1], len(AMINO_ACIDS)))
-        logs_R20[rows] = self._rows(
-            self._method,
-            wanted,
-            1 if one_pass else width,
-            lambda items: self.model.log_probabilities(wild_types, np.array(items), masked),
-            wild_types,
-        )
-        return marginal_scores(mutations, logs_R20)
-
-    def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
-        """(N, D) embeddings of the mutants' sequences."""
-        sequences = [variant.sequence() for variant in variants]
-        return self._rows("embeddings", sequences, max(map(len, sequences)), self.model.embeddings)
-
-    def _rows(
-        self,
-        name: str,
-        items: Sequence[Item],
-        tokens: int,
-        compute: Callable[[Sequence[Item]], NDArray[np.float64]],
-        wild_types: Sequence[str] = (),
-    ) -> NDArray[np.float64]:
-        """(items, C) rows, computed piece by piece; finished pieces are read back.
-
-        ``tokens``: tokens per item. ``wild_types``: sequences that items refer to by number.
-        """
-        if not items:
-            return np.empty((0, len(AMINO_ACIDS)))
-        # Named by the model's fingerprint, because a folder of scores may hold several models, each with its own
-        # journal.
-        folder = self._folder / f"{name}-{self.facts.fingerprint}"
-        job = {
-            "model": self.facts.name,
-            "precision": self.facts.precision,
-            "max_length": self.model.max_length,
-            "tokens": self.model.tokens,
-            "mutants": xxhash.xxh3_128_hexdigest(json.dumps([*wild_types, *items]).encode()),
-        }
-        accept(folder, job)
-        at_once = max(1, PIECE_TOKENS // tokens)
-        starts = range(0, len(items), at_once)
-        with journal(folder) as kept, record_bar(name) as bar:
-            for start in starts[kept.done :]:
-                rows = compute(items[start : start + at_once])
-                # repr reads back to the same float, so that a resumed job gives the same bytes.
-                kept.add(" ".join(map(repr, row)) for row in rows.tolist())
-                bar(kept.done / len(starts), start + len(rows))
-            return np.loadtxt(kept.lines(), np.float64, ndmin=2)

@@ -30,20 +30,19 @@ def mutation_metrics(scores_N: Floats, measured_N: Floats) -> Callable[[NDArray[
     good_N = measured_N >= np.median(measured_N)
     predicted_N = scores_N >= np.median(scores_N)
     correlation = Correlation(scores_N, measured_N)
+    classes = Correlation(predicted_N.astype(float), good_N.astype(float))
     ranking = Ranking(scores_N, good_N, np.ones_like(good_N))
-    # Sorted once, because thousands of resamplings follow, and a resampling in this order is sorted. The sort is
-    # stable: ties keep the table's order, so that results are the same on any machine.
-    by_score_N, by_measured_N = (np.argsort(-values, kind="stable") for values in (scores_N, measured_N))
 
     def metrics(counts_N: NDArray[np.int64]) -> Metrics:
         weights_N = counts_N.astype(np.float64)
-        best, measured_best = (np.repeat(order_N, counts_N[order_N]) for order_N in (by_score_N, by_measured_N))
+        drawn = np.repeat(np.arange(len(scores_N)), counts_N)
         return {
             "spearman": correlation(weights_N)["spearman"],
-            "top_10_recall": _top_recall(scores_N[best], measured_N[best], measured_N[measured_best]),
-            "ndcg": _ndcg(measured_N[best], measured_N[measured_best]),
+            "top_10_recall": _top_recall(scores_N[drawn], measured_N[drawn]),
+            "ndcg": _ndcg(scores_N[drawn], measured_N[drawn]),
             "auroc": ranking(weights_N)["auroc"],
-            "mcc": _mcc(predicted_N, good_N, counts_N),
+            # Matthews correlation coefficient: Pearson's coefficient of two columns of 0 and 1.
+            "mcc": classes(weights_N)["pearson"],
         }
 
     return metrics
@@ -120,32 +119,19 @@ def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
     return [*table_lines(["protein", "mutants", *table.columns], rows), ""]
 
 
-def _mcc(predicted_N: NDArray[np.bool_], good_N: NDArray[np.bool_], counts_N: NDArray[np.int64]) -> float:
-    """Matthews correlation coefficient from counts, as Python integers to avoid overflow of their product."""
-    size, predicted, good = (int(counts_N @ chosen_N) for chosen_N in (np.ones_like(good_N), predicted_N, good_N))
-    spread = (predicted * (size - predicted) * good * (size - good)) ** 0.5
-    return (size * int(counts_N @ (predicted_N & good_N)) - predicted * good) / spread if spread else np.nan
+def _top_recall(scores_N: Floats, measured_N: Floats) -> float:
+    top_N = measured_N >= np.quantile(measured_N, 1 - TOP_SHARE)
+    predicted_N = scores_N >= np.quantile(scores_N, 1 - TOP_SHARE)
+    return float((top_N & predicted_N).sum() / top_N.sum())
 
 
-def _top_recall(scores_N: Floats, measured_N: Floats, sorted_N: Floats) -> float:
-    """``scores_N`` are in descending order, and ``sorted_N`` are the measured values in descending order."""
-    top = measured_N >= _falling_quantile(sorted_N, TOP_SHARE)
-    return float((top & (scores_N >= _falling_quantile(scores_N, TOP_SHARE))).sum() / top.sum())
-
-
-def _falling_quantile(values_N: Floats, share: float) -> float:
-    """Upper quantile of values in descending order, interpolated as in np.quantile."""
-    rank = share * (len(values_N) - 1)
-    below = int(np.ceil(rank))
-    return float(np.interp(rank, [below - 1, below], [values_N[max(0, below - 1)], values_N[below]]))
-
-
-def _ndcg(measured_N: Floats, sorted_N: Floats) -> float:
-    """``measured_N`` are in descending order of score; ``sorted_N`` are the measured values in descending order."""
+def _ndcg(scores_N: Floats, measured_N: Floats) -> float:
     number = int(len(measured_N) * TOP_SHARE)
-    spread = sorted_N[0] - sorted_N[-1]
+    spread = np.ptp(measured_N)
     if not number or not spread:
         return np.nan
-    gains, best_gains = ((values_N[:number] - sorted_N[-1]) / spread for values_N in (measured_N, sorted_N))
+    gains_N = (measured_N - measured_N.min()) / spread
     discounts = 1 / np.log2(np.arange(2, number + 2))
-    return float(gains @ discounts / (best_gains @ discounts))
+    # Stable: ties keep the table's order, so that results are the same on any machine.
+    ranked = np.argsort(-scores_N, kind="stable")[:number]
+    return float(gains_N[ranked] @ discounts / (np.sort(gains_N)[::-1][:number] @ discounts))

@@ -21,7 +21,7 @@ from esmeray.inference.mutations.fitted import Fitted
 from esmeray.inference.mutations.gaussian_process import Posterior
 from esmeray.inference.mutations.section import MutationProposeSection, Strategy
 from esmeray.inference.mutations.table import PROTEIN_COLUMN
-from esmeray.inference.mutations.variants import Mutant, Protein, Variant
+from esmeray.inference.mutations.variants import Mutant, Variant
 
 _SHORTLIST = 1024
 """Maximum number of candidates whose covariance is computed."""
@@ -83,14 +83,15 @@ class Proposer:
                 f"propose.protein {section.protein}: give one of {', '.join(p.name for p in fitted.proteins)}"
             )
         self._part = parts[0]
-        self._protein = Protein(self._part.sequence, fitted.section.first_position, self._part.name)
+        self._data = self._part.data(fitted.section.first_position)
+        self._process = Posterior(self._data.features, self._data.values, self._part.weights, self._data.replicates)
+        self._protein = self._data.protein
         self._known = dict(zip(self._part.mutants, self._part.scores, strict=True)) | self._part.listed
         self._excluded: set[int] = set()
         for text in section.exclude_positions:
             first, _, last = text.partition("-")
             self._excluded |= {*range(int(first), int(last or first) + 1)}
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
-        self._process, self._encode = self._part.posterior(self._protein)
 
     def plate(self) -> dict[str, Any]:
         """Columns of the mutants to measure, in the fit's input format, with their predictions.
@@ -122,18 +123,17 @@ class Proposer:
 
     def _candidates(self) -> list[Mutant]:
         kinds = self._section.candidates
-        measured = [*map(self._protein.read, self._part.mutants)]
         candidates: list[Mutant] = []
         if "singles" in kinds:
             candidates += self._protein.singles()
         if "listed" in kinds:
             candidates += map(self._protein.read, self._part.listed)
         if "combinations" in kinds:
-            candidates += self._combinations(measured)
-        taken = {*measured}
+            candidates += self._combinations()
+        measured = {*self._data.mutants}
         allowed = []
         for mutant in dict.fromkeys(candidates):
-            objection = "already measured" if mutant in taken else self._objection(mutant)
+            objection = "already measured" if mutant in measured else self._objection(mutant)
             noun = "single mutant" if len(mutant.mutations) == 1 else "mutant"
             if objection:
                 self.left_out[f"{noun}{{s}} not proposed, {objection}"].append(self._protein.text_of(mutant))
@@ -148,12 +148,11 @@ class Proposer:
             for reason, texts in self.left_out.items()
         ]
 
-    def _combinations(self, measured: Sequence[Mutant]) -> list[Mutant]:
+    def _combinations(self) -> list[Mutant]:
         """Combine the best measured mutations. The limit on candidates sets how many mutations are used."""
-        mutations = {mutation for mutant in measured for mutation in mutant.mutations}
-        singles = [
-            mutant for mutant in (Mutant((mutation,)) for mutation in sorted(mutations)) if not self._objection(mutant)
-        ]
+        mutations = {mutation for mutant in self._data.mutants for mutation in mutant.mutations}
+        singles = [Mutant((mutation,)) for mutation in sorted(mutations)]
+        singles = [mutant for mutant in singles if not self._objection(mutant)]
         mean_N = self._process.predict(self._features(singles, "mutations")).mean if singles else np.empty(0)
         limit = _COMBINATIONS[self._fitted.section.features]
         most = max(n for n in range(len(singles) + 1) if math.comb(n, self._section.mutations) <= limit)
@@ -184,4 +183,4 @@ class Proposer:
         name = self._fitted.section.zero_shot_column
         columns = {} if name is None else {name: np.array([*map(self._score, mutants)])}
         variants = [Variant(self._protein, mutant) for mutant in mutants]
-        return self._encode(mutants, self._fitted.inputs(variants, self._section, self._folder / work, columns))
+        return self._data.encode(mutants, self._fitted.inputs(variants, self._section, self._folder / work, columns))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, PositiveInt, Precision, Section
 
 Folds = Literal["random", "modulo", "contiguous", "rest"]
 
@@ -33,14 +33,12 @@ class MutationsSection(ComputeSection):
 
 
 class MutantTableSection(MutationsSection):
-    """Table of mutants, and their wild type."""
+    """Tables of mutants, and their wild type."""
 
-    table: Path
-    """CSV, TSV or Parquet file of mutants, or a folder with one such file per protein, e.g. ProteinGym's. Tables in a
-    folder that have a column mutated_sequence need no FASTA file.
+    table: list[Path] = Field(min_length=1)
+    """CSV, TSV or Parquet files of mutants with the same columns, e.g. of several plates; or a folder with one such
+    file per protein, e.g. ProteinGym's. Tables in a folder that have a column mutated_sequence need no FASTA file.
     """
-    more_tables: list[Path] = Field(default=[])
-    """Additional tables with the same columns, e.g. plates measured later."""
     mutant_column: str | None = None
     """Column of mutants in the table, e.g. A24G, A24G:C25D or p.Ala24Gly. Default: the first that the table has of
     mutant, hgvs_pro, variant, mutation, mutations, mutants, variants and aa_substitutions.
@@ -51,8 +49,11 @@ class MutantTableSection(MutationsSection):
     """Handling of mutants that are missing or don't match the wild type. error: reject the table; empty: leave the
     score empty and count them. Stops, deletions and other mutants without a score are always left empty and counted.
     """
-    not_missing: list[str] = Field(default=[])
-    """Texts that are values, although tables use them for missing values, e.g. NA (neuraminidase)."""
+
+    @property
+    def source(self) -> str:
+        """Paths of the tables, for messages."""
+        return " and ".join(map(str, self.table))
 
 
 class MutationScoreSection(MutantTableSection):
@@ -69,16 +70,14 @@ class MutationScoreSection(MutantTableSection):
 
 
 class MutationScanSection(MutationsSection):
-    """Wild type, scores of all its single mutants, and how the models run."""
+    """Wild type, scores of all its single mutants, and how the model runs."""
 
     output: Path
     """Folder to create for the results."""
-    more_models: list[str] = Field(default=[])
-    """Additional models; the score is the mean over all models."""
 
 
-class MutationLearningSection(MutantTableSection):
-    """Measured mutants, features, and how the model runs."""
+class MutationFitSection(MutantTableSection):
+    """Measured mutants, features, evaluation, and how the model runs."""
 
     output: Path
     """Folder to create for the results."""
@@ -92,18 +91,6 @@ class MutationLearningSection(MutantTableSection):
     """Column of zero-shot scores, which replace the model's. With features one_hot no model is needed."""
     seed: NonNegativeInt = 0
     """Random seed of folds, draws and resamplings."""
-
-    def numbers(self, command: str) -> dict[str | None, str]:
-        """Numeric columns, and the option that a message names if a column is missing."""
-        return {
-            self.measured_column: f"{command}.measured_column",
-            self.zero_shot_column: f"{command}.zero_shot_column",
-        }
-
-
-class MutationFitSection(MutationLearningSection):
-    """Measured mutants, features, evaluation, and how the model runs."""
-
     folds: list[Folds] = Field(default=[])
     """Kinds of five-fold cross-validation: random mutants, mutated positions in turn (modulo), or segments of positions
     (contiguous). rest: no folds; each size is drawn once and predicts the other mutants. Default: the first three, or
@@ -116,15 +103,22 @@ class MutationFitSection(MutationLearningSection):
     mutants. For folds random and rest.
     """
 
+    @property
+    def needs_model(self) -> bool:
+        """Return whether a model computes the features or the zero-shot scores."""
+        return self.features == "embeddings" or self.zero_shot_column is None
+
 
 Strategy = Literal["ei", "ucb", "thompson"]
 
 
-class MutationProposeSection(ComputeSection):
-    """Mutants to measure next, and how the model runs."""
+class MutationProposeSection(Section):
+    """Mutants to measure next."""
 
     output: Path
     """CSV file to write."""
+    device: str | None = None
+    """Device of the model's computation: cpu, cuda, cuda:1 ... Default: CUDA if available."""
     number: PositiveInt = 96
     """Number of mutants to propose. Default: 96, one plate."""
     strategy: Strategy = "ucb"
@@ -147,12 +141,16 @@ class MutationProposeSection(ComputeSection):
     """Random seed of the draws."""
 
 
-class MutationCampaignSection(MutationLearningSection):
-    """A measured assay, rounds to simulate, and how the model runs."""
+class MutationCampaignSection(Section):
+    """Rounds of proposals to simulate."""
 
+    output: Path
+    """Folder to create for the results."""
     rounds: PositiveInt = 5
     """Number of plates to measure, one after the other."""
     number: PositiveInt = 96
     """Number of mutants per plate."""
     strategy: Strategy = "ucb"
     """Selection strategy: expected improvement (ei), upper confidence bound (ucb), or posterior samples (thompson)."""
+    seed: NonNegativeInt = 0
+    """Random seed of posterior samples."""

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,9 +23,10 @@ from esmeray.common.text import counted, did_you_mean
 from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.labels.values import finite, text_of
 from esmeray.dataset.section import IngestSection
+from esmeray.dataset.sequence_list import clean_list
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.table import MISSING, Columns, Table, is_missing, is_table_name
-from esmeray.inference.mutations.section import MutantTableSection, MutationsSection
+from esmeray.inference.mutations.section import MutantTableSection
 from esmeray.inference.mutations.variants import WILD_TYPE, Protein, UnscoredError, Variant, read_changes
 
 PROTEIN_COLUMN = "protein"
@@ -88,17 +89,23 @@ def by_row(values_N: NDArray[np.float64], number_of_row: NDArray[np.int64]) -> N
     return np.append(values_N, np.nan)[number_of_row]
 
 
-def read_proteins(section: MutationsSection, folder: Path) -> list[Protein]:
-    """Read the wild types; ``folder`` is for the work. Raises DataError for an invalid file."""
-    if section.sequence is None:
+def read_proteins(sequence: str | Path | None, first_position: int, folder: Path) -> list[Protein]:
+    """Read the wild types of a FASTA file, or a single one that is a text; ``folder`` is for the work.
+
+    Raises DataError for an invalid file or sequence.
+    """
+    if sequence is None:
         raise ConfigError("the wild type is missing; set sequence to its FASTA file")
-    # Read like any other input, with the same cleaning and checks.
-    store = job_store([str(section.sequence)], IngestSection(), folder)
-    return [Protein(store.text(row), section.first_position, store.id(row)) for row in range(len(store))]
+    # Both are read like any other input, with the same cleaning and checks.
+    if isinstance(sequence, str):
+        return [Protein(clean_list([sequence], "sequence")[0], first_position, "sequence")]
+    store = job_store([str(sequence)], IngestSection(), folder)
+    return [Protein(store.text(row), first_position, store.id(row)) for row in range(len(store))]
 
 
 def read_mutants(
     section: MutantTableSection,
+    sequence: str | Path | None,
     folder: Path,
     command: str,
     numbers: Mapping[str | None, str],
@@ -108,6 +115,7 @@ def read_mutants(
     """Read the mutants of all tables.
 
     Args:
+        sequence: wild type as a text, or FASTA file.
         folder: folder for the work.
         numbers: numeric columns with the option that names each; the column None is ignored.
         groups: column of group names.
@@ -122,11 +130,10 @@ def read_mutants(
     kind = "mutant" if section.sequence_column is None else "sequence"
     settings = {**numbers, column: f"{command}.{kind}_column", groups: f"{command}.groups"}
     wanted = {name: setting for name, setting in settings.items() if name is not None}
-    read_text = partial(_text, keep=section.not_missing)
     variants: list[Variant | None] = []
     tables = []
-    for path, columns, proteins in _tables(section, folder, paths, column, wanted, every_column):
-        columns |= {name: _read(path, name, columns, finite if name in numbers else read_text) for name in wanted}
+    for path, columns, proteins in _tables(section, sequence, folder, paths, column, wanted, every_column):
+        columns |= {name: _read(path, name, columns, finite if name in numbers else _text) for name in wanted}
         variants += read_variants(
             columns[column],
             proteins,
@@ -140,7 +147,7 @@ def read_mutants(
         tables.append(pd.DataFrame(columns, dtype=object))
     rows = pd.concat(tables, ignore_index=True)
     # Compared as mutants instead of texts: A1C:D2E and D2E:A1C are the same.
-    mutants, number_of_row = distinct(variants, section.table, counts)
+    mutants, number_of_row = distinct(variants, section.source, counts)
     counts["row{s} of the wild type (including synonymous mutations)"] = sum(
         variant is not None and variant.mutant == WILD_TYPE for variant in variants
     )
@@ -204,7 +211,7 @@ def read_variants(
 def _table_paths(section: MutantTableSection, counts: Counter[str]) -> list[tuple[Path, str]]:
     """Paths of the tables; a table in a folder has its protein's name. Raises DataError for a folder without tables."""
     paths: list[tuple[Path, str]] = []
-    for path in [section.table, *section.more_tables]:
+    for path in section.table:
         if not path.is_dir():
             paths.append((path, ""))
             continue
@@ -234,6 +241,7 @@ def _header(path: Path) -> list[str]:
 
 def _tables(
     section: MutantTableSection,
+    sequence: str | Path | None,
     folder: Path,
     paths: Sequence[tuple[Path, str]],
     column: str,
@@ -250,8 +258,8 @@ def _tables(
 
     Tables of several proteins get a column of names.
     """
-    is_proteingym = section.sequence is None and section.table.is_dir()
-    proteins = [] if is_proteingym else read_proteins(section, folder)
+    is_proteingym = sequence is None and all(name for _, name in paths)
+    proteins = [] if is_proteingym else read_proteins(sequence, section.first_position, folder)
     if len(proteins) == 1 and not any(name for _, name in paths):
         proteins = [replace(proteins[0], name="")]
     known = {protein.name: protein for protein in proteins}
@@ -265,14 +273,14 @@ def _tables(
         columns = Table(path, {**dict.fromkeys([*others, *needed], ""), **wanted}, MISSING).columns()
         names = [name] * len(columns[column])
         if by_column:
-            names = _read(path, PROTEIN_COLUMN, columns, partial(_text, keep=section.not_missing))
+            names = _read(path, PROTEIN_COLUMN, columns, _text)
         elif name:
             columns = {PROTEIN_COLUMN: names, **columns}
         if _SEQUENCE_COLUMN in needed:
             protein = _gym_wild_type(path, Protein("", section.first_position, name), columns, column)
             if known.setdefault(name, protein) != protein:
                 raise DataError(f"{path}: its wild type differs from an earlier table with the same name; rename one")
-        matches = match_ids(names, known, path, section.sequence, share=0)
+        matches = match_ids(names, known, path, sequence, share=0)
         for row, unknown in enumerate(names, 1):
             if unknown not in matches:
                 problem = f"no wild type is named {unknown!r}{did_you_mean(unknown, known)}"
@@ -306,10 +314,10 @@ def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value
     return values
 
 
-def _text(value: Any, keep: Sequence[str] = ()) -> str:
-    """Text of a value; empty if it is missing, unless ``keep`` contains it."""
+def _text(value: Any) -> str:
+    """Text of a value; empty if it is missing."""
     text = text_of(value).strip()
-    return "" if is_missing(text, keep) else text
+    return "" if is_missing(text) else text
 
 
 def write_scores(path: Path, final_name: str, columns: Any) -> None:

@@ -5,7 +5,7 @@ Shape legend: N mutants.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,11 @@ from sklearn.linear_model import Ridge
 from esmeray.common.errors import ConfigError
 from esmeray.common.figure_style import BLUE, GREEN, ORANGE, legend, picture, style
 from esmeray.common.progress import record_bar
-from esmeray.inference.mutations.features import Features, Inputs, one_hot
+from esmeray.inference.mutations.features import Features, Measured, one_hot
 from esmeray.inference.mutations.gaussian_process import Posterior, Prediction
 from esmeray.inference.mutations.metrics import evaluation_of, metrics_table
 from esmeray.inference.mutations.section import Folds, MutationFitSection
-from esmeray.inference.mutations.variants import Mutant, Protein
+from esmeray.inference.mutations.variants import Mutant
 
 NUM_FOLDS = 5
 RESAMPLINGS = 100
@@ -28,24 +28,6 @@ ALL = "all"
 """Number of training mutants, in keys, if all mutants of the other folds are used."""
 Evaluations: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 """Evaluations by kind of fold and number of training mutants, then by protein; input of metrics_lines."""
-
-
-class Measured(NamedTuple):
-    """Distinct mutants of a protein with their inputs and features.
-
-    Attributes:
-        values: (N,) means over measurements.
-        replicates: (N,) numbers of measurements relative to their mean.
-        groups: (N,) numbers of the user's groups.
-    """
-
-    protein: Protein
-    mutants: Sequence[Mutant]
-    inputs: Inputs
-    features: Features
-    values: NDArray[np.float64]
-    replicates: NDArray[np.float64]
-    groups: NDArray[np.int64] | None
 
 
 def folds(
@@ -132,15 +114,15 @@ def _kinds(part: Measured, section: MutationFitSection) -> list[Folds]:
 
 
 def _evaluation(part: Measured, kind: Folds, size: int | None, section: MutationFitSection) -> dict[str, Any]:
-    protein, mutants, _, features, values_N, replicates_N, groups_N = part
-    pairs = parts(folds(kind, mutants, section.seed, groups_N), size, section.seed, groups_N)
-    predicted = predictions(features, values_N, pairs, replicates_N)
+    features, values_N = part.features, part.values
+    pairs = parts(folds(kind, part.mutants, section.seed, part.groups), size, section.seed, part.groups)
+    predicted = predictions(features, values_N, pairs, part.replicates)
     scores = {"model": predicted.mean, "zero-shot score": features.parts["prior"][:, 0]}
     if "site" in features.parts:
-        one_hot_ND = one_hot(protein, mutants)
+        one_hot_ND = one_hot(part.protein, part.mutants)
         ridge_N = np.full(len(values_N), np.nan)
         for train, test in pairs:
-            ridge = Ridge(solver="lsqr").fit(one_hot_ND[train], values_N[train], sample_weight=replicates_N[train])
+            ridge = Ridge(solver="lsqr").fit(one_hot_ND[train], values_N[train], sample_weight=part.replicates[train])
             ridge_N[test] = ridge.predict(one_hot_ND[test])
         scores["ridge on one-hot"] = ridge_N
     evaluation = evaluation_of(scores, values_N, samples=RESAMPLINGS, seed=section.seed)

@@ -24,9 +24,9 @@ from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import atomic_file
 from esmeray.common.timing import timed
 from esmeray.dataset.batches.plan import longest_first
-from esmeray.dataset.labels.labelled_file import read_labelled
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
+from esmeray.inference.classify.labelled import TextStream
 from esmeray.inference.embedding.plan import Shard, make_plan
 from esmeray.inference.embedding.section import EmbedSection
 from esmeray.inference.embedding.worker import ShardWorker
@@ -125,7 +125,8 @@ def profile_model(
         if is_classifier:
             config = config_of(located.folder, overrides)
             data, tokenizer = config.data, config.model.tokenizer
-            texts = read_labelled(data.source, data.labels, tokenizer, data.ingest, with_labels=False).texts
+            stream = TextStream(data.source, data.labels, tokenizer, data.ingest)
+            texts = [text for part in stream.parts() for text in part.texts]
             job = _texts_job(subject, texts)
         else:
             data = load_config(None, overrides).data

@@ -119,8 +119,8 @@ def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:
     """
     if has_random_weights(section) or _has_esm_ids(read_settings(config_folder(section) / CONFIG_FILE, SOURCE_KEY)):
         return EsmSequenceTokenizer()
-    tokenizer = open_tokenizer(section.source, key=SOURCE_KEY)
-    check_protein(tokenizer, section.source, SOURCE_KEY)
+    tokenizer = open_tokenizer(section.source)
+    check_protein(tokenizer, section.source)
     return tokenizer
 
 
@@ -201,8 +201,7 @@ def _wrap(network: Any, section: BackboneSection, pad: int, vocabulary_size: int
     if vocabulary_size is not None and vocabulary_size > rows:
         raise ConfigError(
             f"the tokenizer has {vocabulary_size} tokens, but the embedding table of {section.source} has "
-            f"{rows}; use the tokenizer that the model was trained with (model.tokenizer.source auto uses the "
-            "one in its folder)"
+            f"{rows}; give a folder with the tokenizer that the model was trained with"
         )
     settings: dict[str, Any] = {"frozen": section.frozen, "gradient_checkpointing": section.gradient_checkpointing}
     # In training mode, unless frozen.

@@ -59,9 +59,8 @@ class ClassifierPlan(TaskPlan):
         # Compare the content: the hub name or folder may contain another tokenizer by now.
         if before.fingerprint != tokenizer_of(self.model, self.opened(path)).fingerprint:
             raise CheckpointError(
-                f"model.tokenizer: {checkpoint.path} was trained with a different tokenizer than the one of "
-                f"{self.model.backbone.source} and model.tokenizer: restore the tokenizer, or choose another "
-                "run.name"
+                f"model.backbone.source: {checkpoint.path} was trained with a different tokenizer than the one of "
+                f"{self.model.backbone.source}: restore the tokenizer, or choose another run.name"
             )
 
     def write_names(self, run: RunFolder, path: Path) -> None:

@@ -10,9 +10,9 @@ Examples:
   esmeray align --align.queries proteins.fasta --align.store proteins.store --align.output close.tsv --align.hits 50 \
 --align.evalue 1e-3 --align.matrix BLOSUM80
   esmeray align --align.queries proteins.fasta --align.store proteins.store --align.output fast.tsv \
---align.prefilter kmer --align.candidates 500 --align.header true
+--align.prefilter kmer --align.candidates 500
   esmeray align --align.queries proteins.fasta --align.store proteins.store --align.output near.tsv \
---align.prefilter embedding --align.query_embeddings embeddings --align.store_embeddings embeddings
+--align.prefilter embedding --align.embeddings embeddings
 """
 
 import time

@@ -17,7 +17,6 @@ Examples:
 """
 
 import re
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -56,22 +55,21 @@ def main(model: MaskedModelPath, score: MutationScoreSection, writer: OutputWrit
     if not score.output.name.endswith(SUFFIXES):
         raise ConfigError(f"--score.output {score.output}: must end in {' or '.join(SUFFIXES)}")
     writer.refuse_file(score.output)
-    start_s = time.perf_counter()
     numbers: dict[str | None, str] = {score.measured_column: "score.measured_column"}
     numbers |= dict.fromkeys(score.compare, "score.compare")
     sources = [str(model), *score.more_models]
     with unfinished(score.output, job_of("score", sources, score)) as folder:
         # Problems of the table are reported before torch is loaded.
-        table = read_mutants(score, folder, "score", numbers, every_column=True)
+        table = read_mutants(score, score.sequence, folder, "score", numbers, every_column=True)
         taken = {re.sub(r"_(low|high|\d+)$", "", column) for column in table.rows.columns}
         name = "model_score" if "score" in taken else "score"
         if name in taken:
             raise ConfigError(
-                f"{score.table}: already has columns score and model_score, which the output adds; rename one"
+                f"{score.source}: already has columns score and model_score, which the output adds; rename one"
             )
-        from esmeray.inference.mutations.fitted import predictions_of
+        from esmeray.inference.mutations.fitted import predict
 
-        predicted = predictions_of(sources, table.variants, score, folder, table.numbers)
+        predicted = [predict(source, table.variants, score, folder, table.numbers) for source in sources]
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
         new = {name: scores_N}
         if len(predicted) > 1:  # with one model they equal the mean
@@ -82,7 +80,6 @@ def main(model: MaskedModelPath, score: MutationScoreSection, writer: OutputWrit
         with writer.file(score.output) as building:
             write_scores(building, score.output.name, rows)
     scored = f"{counted(len(table.variants), 'mutant{s}')} of {counted(len(table.rows), 'row{s}')}"
-    scored += f" in {time.perf_counter() - start_s:.1f} s"
     print("\n".join([f"{score.output}: {scored} ({score.method})", *table.lines()]))
     if score.measured_column is not None:
         from esmeray.inference.mutations.metrics import evaluations_of, summary_lines

@@ -1,7 +1,6 @@
 """Damaged or hostile embeddings are refused in one line: no wrong vector, no traceback, no large allocation."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,17 +39,14 @@ def make(folder: Path, file_format: str) -> None:
     if file_format != "safetensors":
         make_embeddings(folder, random_vectors(40, 8), file_format=file_format)
         return
-    (folder / "residues").mkdir(parents=True)
-    offsets = np.cumsum([0, 10, 11])
-    for number in range(2):
-        values = random_vectors(21, 8, number)
-        write_arrays(folder / f"residues/{number}.safetensors", {"offsets": offsets, "values": values})
-    make_embeddings(folder / "index", random_vectors(4, 8))
-    (folder / "index" / INDEX_FILE).rename(folder / INDEX_FILE)
-    shutil.rmtree(folder / "index")
-    output = OutputManifest(
-        description="residues", per="residue", channels=8, dtype="fp32", format="safetensors", first_sequences=[0, 2]
-    ).model_copy(update={"files": ["residues/0.safetensors", "residues/1.safetensors"]})
+    make_embeddings(folder, random_vectors(4, 8))
+    (folder / "mean.parquet").unlink()
+    (folder / "residues").mkdir()
+    files = ["residues/0.safetensors", "residues/1.safetensors"]
+    for number, name in enumerate(files):
+        write_arrays(folder / name, {"offsets": np.cumsum([0, 10, 11]), "values": random_vectors(21, 8, number)})
+    kind: dict[str, Any] = {"description": "residues", "per": "residue", "channels": 8, "dtype": "fp32"}
+    output = OutputManifest(**kind, format="safetensors", first_sequences=[0, 2], files=files)
     write_manifest(folder, EmbeddingsManifest(num_records=4, num_sequences=4, outputs={"residues": output}))
 
 
@@ -161,29 +157,28 @@ def test_a_hostile_header_of_safetensors_is_refused_in_one_line(tmp_path: Path):
             open_arrays(path)
 
 
+def grown(folder: Path, output: str = "mean", **changes: Any) -> Path:
+    """Write an output with a part, whose job has ``changes``."""
+    job = {"model": "small", "settings": {"precision": "fp32"}}
+    for path, name, of_part in (folder, "mean", {}), (folder / "part-00001", output, changes):
+        make_embeddings(path, {name: random_vectors(6, 4)})
+        write_manifest(path, read_manifest(path).model_copy(update={"job": job | of_part}))
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("output", "changes", "words"),
     [
-        ({}, None),
-        ({"model": "large"}, "model was 'large', is now 'small'"),
-        ({"outputs": "max"}, "mean was None, is now 'mean over residues'"),
-        ({"settings": {"precision": "bf16"}}, "settings.precision was 'bf16', is now 'fp32'"),
-        ({"continues": "0" * 32}, "continues was '0000"),
+        ("mean", {"model": "large"}, "model was 'large', is now 'small'"),
+        ("max", {}, "mean was None, is now 'mean over residues'"),
+        ("mean", {"settings": {"precision": "bf16"}}, "settings.precision was 'bf16', is now 'fp32'"),
+        ("mean", {"continues": "0" * 32}, "continues was '0000"),
     ],
 )
-def test_a_part_of_another_output_is_refused(tmp_path, changes, words):
-    job = {"model": "small", "settings": {"precision": "fp32"}}
-    vectors = random_vectors(6, 4)
-    for folder, more in (tmp_path / "out", {}), (tmp_path / "out" / "part-00001", changes):
-        make_embeddings(folder, {more.get("outputs", "mean"): vectors})
-        manifest = read_manifest(folder).model_dump() | {"job": job | without_outputs(more)}
-        write_manifest(folder, EmbeddingsManifest.model_validate(manifest))
-    if words is None:
-        assert len(read_embeddings(tmp_path / "out")) == 12, "as earlier versions wrote it"
-        return
+def test_a_part_of_another_output_is_refused(tmp_path, output, changes, words):
     with pytest.raises(DataError, match=rf"part-00001: does not belong to this output \({words}.*\); remove it"):
-        read_embeddings(tmp_path / "out")
+        read_embeddings(grown(tmp_path / "out", output, **changes))
 
 
-def without_outputs(changes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in changes.items() if name != "outputs"}
+def test_a_part_of_an_earlier_version_names_no_manifest(tmp_path):
+    assert len(read_embeddings(grown(tmp_path / "out"))) == 12

@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
 from esmeray.common.errors import ConfigError, DataError, EsmerayError
 from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, write_arrays
 from esmeray.dataset.embeddings.formats.base import Block
-from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids, hdf5_key
+from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, check_ids
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import OutputManifest
 from esmeray.dataset.embeddings.reader import read_embeddings
@@ -90,40 +89,44 @@ def test_equal_values_are_equal_files_whenever_they_are_written(tmp_path: Path):
     assert first[2][8] == 0  # the version of HDF5's superblock that every reader knows
 
 
-def test_ids_that_hdf5_can_not_tell_apart_are_refused():
-    assert hdf5_key("a/b") == "a_b"
-    with pytest.raises(DataError, match=r"the root group and id"):
-        check_ids(["..", "."])
-    with pytest.raises(DataError, match="id 'a/b' and id 'a_b' would both be named 'a_b'"):
-        check_ids(["a/b", "c", "a_b"])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["..", "."], "the root group and id"),
+        (["a/b", "c", "a_b"], "id 'a/b' and id 'a_b' would both be named 'a_b'"),
+    ],
+)
+def test_ids_that_hdf5_can_not_tell_apart_are_refused(ids, message):
+    with pytest.raises(DataError, match=message):
+        check_ids(ids)
 
 
 def test_arrays_open_in_safetensors(tmp_path: Path):
-    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    path, values = tmp_path / "a.safetensors", np.arange(12, dtype=np.float32).reshape(4, 3)
     bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-    arrays = {"values": bits, "offsets": np.array([0, 1, 4]), "half": values.astype(np.float16)}
-    write_arrays(tmp_path / "a.safetensors", arrays)
-    opened = open_arrays(tmp_path / "a.safetensors")
+    arrays = {"values": bits, "offsets": np.array([0, 1, 4]), "half": values.astype(np.float16), "single": values}
+    write_arrays(path, arrays)
+    opened, tensors = open_arrays(path), load_torch_file(path)
     assert all(np.array_equal(opened[name], array) for name, array in arrays.items())
     np.testing.assert_array_equal(as_float32(opened["values"]), values)
-    np.testing.assert_array_equal(load_torch_file(tmp_path / "a.safetensors")["values"].float().numpy(), values)
-    write_arrays(tmp_path / "b.safetensors", {"values": values})
-    np.testing.assert_array_equal(load_file(tmp_path / "b.safetensors")["values"], values)
+    for name in ("values", "single"):
+        np.testing.assert_array_equal(tensors[name].float().numpy(), values)
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "npy"])
 def test_vectors_are_found_by_id_number_and_slice(tmp_path: Path, file_format: str):
-    folder = make_embeddings(tmp_path / "v", VECTORS, IDS, file_format, block=3)
-    opened = read_embeddings(folder)
-    if file_format == "npy":
-        assert isinstance(np.load(folder / "mean.npy", mmap_mode="r"), np.memmap), "NumPy itself maps it"
+    opened = read_embeddings(make_embeddings(tmp_path / "v", VECTORS, IDS, file_format, block=3))
     assert (len(opened), opened.channels, opened.ids) == (4, 6, IDS)
-    for number, name in enumerate(IDS):
-        np.testing.assert_array_equal(opened[name], VECTORS[number])
-        np.testing.assert_array_equal(opened[number - 4], VECTORS[number])
+    np.testing.assert_array_equal([opened[name] for name in IDS], VECTORS)
+    np.testing.assert_array_equal([opened[number] for number in range(-4, 4)], np.tile(VECTORS, (2, 1)))
     for start, stop in ((0, 4), (1, 3), (2, 4), (3, 3), (0, 99)):
         np.testing.assert_array_equal(opened[start:stop], VECTORS[start:stop])
     np.testing.assert_array_equal(np.concatenate([rows for _, rows in opened.blocks(3)]), VECTORS)
+
+
+def test_unknown_records_and_outputs_are_refused(tmp_path: Path):
+    folder = make_embeddings(tmp_path / "v", VECTORS, IDS)
+    opened = read_embeddings(folder)
     for key, builtin in (("nobody", KeyError), (4, IndexError), (-5, IndexError)):
         with pytest.raises(builtin, match=f"v: .*{key}") as refused:
             opened[key]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +15,19 @@ from esmeray.dataset import table as tables
 from esmeray.dataset.labels.labelled_file import LabelledRecords, find_labelled_files, read_labelled
 from esmeray.dataset.labels.values import label_reader
 from esmeray.dataset.section import IngestSection, LabelsSection, TokenizerSection
+from esmeray.inference.classify.labelled import TextStream
 from tests.dataset.stores import data_of, made, write_fasta, write_table, zipped
 
 LOCATION = r"^\S+ (?P<label>.+?)-[MSU]\b"
 INGEST = {"duplicate_ids", "bad_characters", "empty_sequences"}
 
 
-def read(
-    *sources: Path, content: str = "protein", with_labels: bool = True, held_out: tuple[Path, ...] = (), **settings
-) -> LabelledRecords:
+def read(*sources: Path, content: str = "protein", held_out: tuple[Path, ...] = (), **settings) -> LabelledRecords:
     return read_labelled(
         [str(source) for source in sources],
         LabelsSection(**{name: value for name, value in settings.items() if name not in INGEST}),
         TokenizerSection(content=content),
         IngestSection(**{name: value for name, value in settings.items() if name in INGEST}),
-        with_labels=with_labels,
         held_out_sources=[str(path) for path in held_out],
     )
 
@@ -45,13 +44,11 @@ def refusal(*sources: Path, error: type[Exception] = DataError, **settings) -> s
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
-def test_a_table_gives_ids_texts_labels_and_weights_in_order(tmp_path, suffix):
-    rows = [("name", "sequence", "w", "label"), ("b c", " MKV ", "1", "x"), ("a", "mkl", "0.5", " y ")]
+def test_a_table_gives_ids_texts_and_labels_in_order(tmp_path, suffix):
+    rows = [("name", "sequence", "label"), ("b c", " MKV ", "x"), ("a", "mkl", " y ")]
     path = write_table(tmp_path / f"in{suffix}", *rows)
-    records = read(path, id_column="name", weight_column="w")
+    records = read(path, id_column="name")
     assert (records.ids, records.texts, records.labels) == (["b c", "a"], ["MKV", "MKL"], ["x", "y"])
-    assert records.weights.tolist() == [1.0, 0.5]
-    assert records.weights.dtype == np.float32
     assert records.parts is None
     assert counted(records) == {"records_upper_cased": 1}
     assert records.place(1) == f"record 'a' ({path}, row 2)"
@@ -71,6 +68,7 @@ def test_a_header_pattern_or_word_is_the_label(tmp_path):
 
 TABLE = ("sequence", "label")
 SETS, NUMBERS, SKIP = {"kind": "multilabel"}, {"kind": "regression"}, {"missing_labels": "skip", "empty_texts": "skip"}
+BY_SET = {"split": "column", "split_column": "set"}
 BY_RESIDUE = {"kind": "per_residue", "header_field": 1}, ["MKVL", "MK", "MX"], ["HH.E", "CC", "C?"]
 REPAIRED = {"stops_dropped": 1, "j_to_x": 1}
 MISSING, SKIPPED = {"label_values_missing": 1}, {"records_skipped_empty": 1, "records_skipped_missing_label": 2}
@@ -109,35 +107,36 @@ def test_labels_of_every_kind_stand_in_columns_and_headers(tmp_path, name, rows,
 
 
 def test_many_files_are_read_in_order_and_rows_stay_apart(tmp_path):
-    first = write_table(tmp_path / "a.csv", ("sequence", "label"), ("MK", "x"), ("ML", "y"))
-    second = write_table(tmp_path / "b.tsv", ("label", "sequence"), ("z", "MV"))
-    held_out = write_table(tmp_path / "c.csv", ("sequence", "label"), ("MA", "x"))
+    files = {"a.csv": [("MK", "x"), ("ML", "y")], "b.tsv": [("MV", "z")], "c.csv": [("MA", "x")]}
+    first, second, held_out = (write_table(tmp_path / name, TABLE, *rows) for name, rows in files.items())
     records = read(first, second, held_out=(held_out,))
     assert records.ids == ["row1", "row2", "row3", "row4"]
     assert records.labels == ["x", "y", "z", "x"]
     assert records.parts == ["training"] * 3 + ["validation"]
     locations = [records.place(index).split("/")[-1] for index in (1, 2, 3)]
     assert locations == ["a.csv, row 2)", "b.tsv, row 1)", "c.csv, row 1)"]
-    assert [Path(file.path).name for file in records.source] == ["a.csv", "b.tsv"]
-    assert [Path(file.path).name for file in records.held_out_source] == ["c.csv"]
+    assert [Path(file.path).name for file in records.source + records.held_out_source] == list(files)
 
 
 def test_a_folder_stands_for_its_tables_and_fasta_files(tmp_path):
     for name in ("b.csv", "a.fasta.gz", "c.parquet", "notes.txt", ".d.csv"):
         (tmp_path / name).touch()
     assert [path.name for path in find_labelled_files([str(tmp_path)])] == ["a.fasta.gz", "b.csv", "c.parquet"]
-    for name in ("in.xlsx", "in.csv", "in.txt"):
-        (tmp_path / name).write_bytes(zipped("[Content_Types].xml", "xl/workbook.xml"))
-        assert f"{name}" in (message := refusal(tmp_path / name, header_field=1)) and "an Excel workbook" in message
     assert "no such file" in refusal(tmp_path / "missing.csv")
+
+
+@pytest.mark.parametrize("name", ["in.xlsx", "in.csv", "in.txt"])
+def test_a_workbook_is_refused_whatever_its_name(tmp_path, name):
+    (tmp_path / name).write_bytes(zipped("[Content_Types].xml", "xl/workbook.xml"))
+    assert re.match(f"{name}(, line 1)?: an Excel workbook", refusal(tmp_path / name, header_field=1))
 
 
 def test_files_to_be_labelled_need_no_labels(tmp_path):
     fasta = write_fasta(tmp_path / "in.fasta", [("row1", "MK"), ("row2", "ML")])
     for path in (fasta, write_table(tmp_path / "in.csv", ("sequence",), ("MK",), ("ML",))):
-        records = read(path, with_labels=False, weight_column="w", split="column", split_column="s")
-        assert (records.ids, records.texts) == (["row1", "row2"], ["MK", "ML"])
-        assert (records.labels, records.weights, records.parts) == (None, None, None)
+        stream = TextStream([str(path)], LabelsSection(group_column="g"), TokenizerSection(), IngestSection())
+        ((ids, texts, share),) = stream.parts(10)
+        assert (ids, texts, share) == (["row1", "row2"], ["MK", "ML"], 1.0)
 
 
 def test_policies_apply_to_labelled_records_and_are_counted(tmp_path):
@@ -283,52 +282,35 @@ def test_names_of_which_some_records_have_two_may_hold_other_separators(tmp_path
     column=st.sampled_from(["validation", "Validation", "VALIDATION"]),
 )
 def test_a_true_validation_makes_held_out_records_of_training_ones(tmp_path_factory, true, false, column):
-    rows = [
-        ("MK", "1", "train", true),
-        ("ML", "2", "train", false),
-        ("MV", "3", "test", true),
-        ("MA", "4", "val", true),
-    ]
-    path = write_table(tmp_path_factory.mktemp("flip") / "in.csv", ("sequence", "label", "set", column), *rows)
-    records = read(path, **NUMBERS, split="column", split_column="set")
+    parts = [("train", true), ("train", false), ("test", true), ("val", true)]
+    path = write_table(
+        tmp_path_factory.mktemp("flip") / "in.csv",
+        ("sequence", "label", "set", column),
+        *(("MK", str(number), *part) for number, part in enumerate(parts)),
+    )
+    records = read(path, **NUMBERS, **BY_SET)
     assert records.parts == ["validation", "training", "test", "validation"]
     assert records.counts.held_out_by_validation == 1
     assert counted(read(path, **NUMBERS)) == {}, "by a hash, columns say nothing"
 
 
-def test_a_column_that_settings_name_is_not_read_as_flips(tmp_path):
-    path = write_table(
-        tmp_path / "in.csv", ("sequence", "label", "validation"), ("MK", "x", "train"), ("ML", "y", "dev")
-    )
-    assert read(path, split="column", split_column="validation").parts == ["training", "validation"]
-    path = write_table(
-        tmp_path / "b.csv", ("sequence", "set", "validation"), ("MK", "train", "x"), ("ML", "train", "y")
-    )
-    named = {"split": "column", "split_column": "set", "label_columns": ["validation"]}
-    assert read(path, **named).parts == ["training", "training"]
-
-
-def test_missing_weights_and_splits_are_refused_by_row(tmp_path):
-    path = write_table(tmp_path / "in.csv", (*TABLE, "w"), ("MK", "x", "1"), ("ML", "y", "-1.#IND"))
-    assert "row 2: invalid weight ''; give a finite number" in refusal(path, weight_column="w")
-    assert "row 1: unknown split '1'; use" in refusal(path, split="column", split_column="w")
-    write_table(path, (*TABLE, "w"), ("MK", "x", "train"), ("ML", "y", "-"))
-    assert "row 2: unknown split ''; use one of train" in refusal(path, split="column", split_column="w")
-
-
-def test_another_spelling_of_truth_is_refused_by_row(tmp_path):
-    rows = [("MK", "1", "train", "True"), ("ML", "2", "train", "0.7")]
-    path = write_table(tmp_path / "in.csv", ("sequence", "label", "set", "validation"), *rows)
-    message = refusal(path, **NUMBERS, split="column", split_column="set")
-    assert "in.csv, row 2: column 'validation' (if it is not a split, rename it): '0.7' is not 0 or 1" in message
+@pytest.mark.parametrize(
+    ("header", "settings", "parts"),
+    [
+        (("sequence", "label", "validation"), {"split_column": "validation"}, ["training", "validation"]),
+        (("sequence", "validation", "set"), {"split_column": "set", "label_columns": ["validation"]}, ["training"] * 2),
+    ],
+)
+def test_a_column_that_settings_name_is_not_read_as_flips(tmp_path, header, settings, parts):
+    second = "dev" if header[2] == "validation" else "train"
+    path = write_table(tmp_path / "in.csv", header, ("MK", "x", "train"), ("ML", "y", second))
+    assert read(path, split="column", **settings).parts == parts
 
 
 def test_comments_and_ignored_files_of_labelled_folders_are_counted(tmp_path):
     (tmp_path / "in.fasta").write_text(";by hand\n>a x\nMK\n;again\n>b y\nML\n")
     (tmp_path / "notes.txt").touch()
-    records = read(tmp_path, header_field=1)
-    assert counted(records) == {"comment_lines": 2, "files_ignored": {"notes.txt": 1}}
-    assert records.counts.lines() == [
+    assert read(tmp_path, header_field=1).counts.lines() == [
         "1 file ignored in folders because of their names: notes.txt",
         "2 comment lines ignored (they start with ';')",
     ]
@@ -346,7 +328,7 @@ def test_all_that_is_refused_of_labels_and_sequences_is_reported_at_once(tmp_pat
         assert line.startswith(f"{path}, line {where}")
 
 
-WEIGHT = {"weight_column": "label"}
+BY_LABEL = {"split": "column", "split_column": "label"}
 TWO_NUMBERS = {"kind": "regression", "label_columns": ["sequence", "label"], "content": "text"}
 TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content": "text"}
 
@@ -354,7 +336,7 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
 @pytest.mark.parametrize(
     ("settings", "rows", "message"),
     [
-        ({"weight_column": "w"}, ["MK x"], "no column 'w'; it has 'sequence', 'label': set data.labels.weight_column"),
+        ({"group_column": "w"}, ["MK x"], "no column 'w'; it has 'sequence', 'label': set data.labels.group_column"),
         ({}, ["MK x", " x"], "in.csv, row 2: column 'sequence' is empty; complete or remove the row, or give --data"),
         (
             {},
@@ -405,8 +387,7 @@ TRUTHS = {"kind": "multilabel", "label_columns": ["label", "sequence"], "content
         (SETS, ["MK [0,1,0]"], "row 1: 0s and 1s are not a list of names"),
         (SETS, ['MK {"a":1}'], "row 1: expected text, found dict"),
         ({"kind": "per_residue"}, ["MK HH", "MKV HE"], "row 2: 2 labels for 3 residues"),
-        (WEIGHT, ["MK 1", "ML -2"], "row 2: invalid weight '-2'; give a finite number of at least 0"),
-        ({"split": "column", "split_column": "label"}, ["MK holdout"], "row 1: unknown split 'holdout'; use"),
+        (BY_LABEL, ["MK holdout"], "row 1: unknown split 'holdout'; use"),
         (
             {"missing_labels": "skip"},
             ["MK "],
@@ -430,6 +411,15 @@ def test_a_bad_row_or_header_is_refused_with_its_place(tmp_path, settings, rows,
     assert message in refusal(path, **settings)
 
 
+def test_splits_that_are_missing_or_not_true_or_false_are_refused_by_row(tmp_path):
+    header = ("sequence", "label", "set", "validation")
+    path = write_table(tmp_path / "in.csv", header, ("MK", "1", "train", "True"), ("ML", "2", "train", "0.7"))
+    message = refusal(path, **NUMBERS, **BY_SET)
+    assert "in.csv, row 2: column 'validation' (if it is not a split, rename it): '0.7' is not 0 or 1" in message
+    write_table(path, header, ("MK", "1", "train", "True"), ("ML", "2", "-", "True"))
+    assert "row 2: unknown split ''; use one of train" in refusal(path, **NUMBERS, **BY_SET)
+
+
 def test_a_record_of_the_sample_is_named_by_its_id():
     message = refusal(Path("sample"), content="text", header_pattern="loc=(.)")
     assert "; record 'track_order_00000': data.labels.header_pattern 'loc=(.)' matches no label in the" in message
@@ -451,11 +441,10 @@ def test_an_id_that_stands_in_an_earlier_file_too_is_refused(tmp_path):
         ({"header_pattern": "(x"}, "header_pattern '(x' is not a regular expression: missing )"),
         ({"header_pattern": "x"}, "header_pattern 'x' has no group: put (?P<label>...)"),
         (
-            {"header_field": 1, "weight_column": "w"},
-            "data.labels.weight_column applies to tables, but in.fasta is read as",
+            {"header_field": 1, "group_column": "w"},
+            "data.labels.group_column applies to tables, but in.fasta is read as",
         ),
         (NUMBERS | {"header_field": 1, "label_columns": ["a", "b"]}, "label_columns applies to tables"),
-        ({"kind": "regression", "label_columns": ["a", "a"]}, "label_columns: 'a' is listed twice"),
         ({"kind": "per_residue", "content": "text"}, "per_residue needs model.tokenizer.content protein"),
     ],
 )

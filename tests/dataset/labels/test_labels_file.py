@@ -7,7 +7,7 @@ import pytest
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.labelled_file import LabelledRecords
-from esmeray.dataset.section import LabelsSection, TokenizerSection
+from esmeray.dataset.section import TokenizerSection
 from tests.dataset.labels.test_labelled_file import TABLE, counted, read, refusal
 from tests.dataset.stores import data_of, made, write_fasta, write_table
 
@@ -72,8 +72,6 @@ def test_unmatched_labels_and_sequences_can_be_left_out_counted(tmp_path, sequen
 def test_labels_files_of_tables_and_of_other_kinds_are_refused(tmp_path):
     path = write_table(tmp_path / "in.csv", TABLE, ("MK", "HH"))
     assert "data.labels.labels_file applies to FASTA" in refusal(path, error=ConfigError, **label_files(tmp_path))
-    with pytest.raises(ValueError, match="labels_file needs kind per_residue, not multiclass"):
-        LabelsSection(labels_file="l.fasta")
 
 
 def test_changed_labels_or_masks_make_another_store(tmp_path, sequences):

@@ -50,25 +50,18 @@ def test_hidden_residues_are_masked_and_are_the_targets(store: StructureStore):
 
 def test_coordinates_are_those_of_the_window_with_noise_in_training_alone(store: StructureStore):
     still = made(store, training=False, max_length=20)
-    noisy = made(store, drop_share=0.0, noise=0.1, max_length=20)
-    for number in range(12):
-        first = int(still.cu_seqlens[number]) + 1
-        atoms, _, _ = store.atoms(number, 0, 20)
-        np.testing.assert_array_equal(
-            still.by_token["coordinates"][first : first + 20].numpy(), atoms.astype(np.float32)
-        )
+    for first, number in zip(still.cu_seqlens[:-1].tolist(), RECORDS, strict=True):
+        wanted = store.atoms(number, 0, 20)[0].astype(np.float32)
+        np.testing.assert_array_equal(still.by_token["coordinates"][first + 1 : first + 21].numpy(), wanted)
     special = torch.cat([still.cu_seqlens[:-1], still.cu_seqlens[1:] - 1]).long()
     assert still.by_token["coordinates"][special].isnan().all()
-    clean = made(store, drop_share=0.0, noise=0.0, max_length=20)
-    residual = (noisy.by_token["coordinates"] - clean.by_token["coordinates"])[~clean.by_token["coordinates"].isnan()]
-    assert 0.09 < residual.std() < 0.11
+    noisy, clean = (made(store, drop_share=0.0, noise=noise, max_length=20) for noise in (0.1, 0.0))
+    residual = noisy.by_token["coordinates"] - clean.by_token["coordinates"]
+    assert 0.09 < residual[~residual.isnan()].std() < 0.11
 
 
-def test_structures_are_dropped_at_the_set_rate_in_training_alone(store: StructureStore):
-    def dropped(**settings) -> float:
-        found = [made(store, epoch=epoch, **settings) for epoch in range(60)]
-        alone = [b.by_token["coordinates"][b.cu_seqlens[:-1].long() + 1, 0, 0].isnan().float() for b in found]
-        return float(torch.cat(alone).mean())
-
-    assert dropped(drop_share=0.25) == pytest.approx(0.25, abs=0.06)
-    assert dropped(drop_share=0.9, training=False) == 0
+@pytest.mark.parametrize(("training", "share"), [(True, 0.25), (False, 0.0)])
+def test_structures_are_dropped_at_the_set_rate_in_training_alone(store: StructureStore, training, share):
+    batches = [made(store, epoch=epoch, training=training, drop_share=0.25) for epoch in range(60)]
+    first_atoms = [batch.by_token["coordinates"][batch.cu_seqlens[:-1].long() + 1, 0, 0] for batch in batches]
+    assert torch.cat(first_atoms).isnan().float().mean().item() == pytest.approx(share, abs=0.06)

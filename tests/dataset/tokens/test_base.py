@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from transformers import AutoTokenizer, BertTokenizer
 
 from esmeray.common.errors import ConfigError, DataError, ResourceError
@@ -38,17 +39,8 @@ def whole(tokenizer: SequenceTokenizer, texts: list[str]) -> list[list[int]]:
     return [[*tokenizer.prefix, *piece.tolist(), *tokenizer.suffix] for piece in pieces]
 
 
-def as_published(kind: str, sequence: str) -> str:
-    """Spell a sequence as the model cards of ProtTrans do before they tokenize it."""
-    return " ".join(re.sub(r"[UZOB]", "X", sequence.upper())) if kind.startswith("prot_") else sequence
-
-
-def decoded(tokenizer: HuggingFaceTokenizer, ids_T: np.ndarray) -> str:
-    return tokenizer._backend.decode(ids_T.tolist(), skip_special_tokens=False)
-
-
-def load(source: str, backbone: str = "esm2_t6_8M", folder: Path = Path("unused"), **section: Any) -> SequenceTokenizer:
-    return load_tokenizer(TokenizerSection(source=source, **section), backbone, lambda: TEXTS * 5, folder)
+def load(backbone: object, folder: Path = Path("unused"), **section: Any) -> SequenceTokenizer:
+    return load_tokenizer(TokenizerSection(**section), str(backbone), lambda: TEXTS * 5, folder)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +52,13 @@ def trained() -> HuggingFaceTokenizer:
 def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_path):
     is_text = kind in FOR_TEXT
     folder = {**FOR_PROTEINS, **FOR_TEXT, "ankh": ankh}[kind](tmp_path / "from")
-    ours = load("auto", backbone=str(folder), content="text" if is_text else "protein")
+    ours = load(folder, content="text" if is_text else "protein")
     long = "".join(np.random.default_rng(0).choice(list(STORE_ALPHABET), 2000))
-    no_residues = ["MK*T", "MKé", "M-K", "", *(["mkv"] if kind.startswith("prot_") else [])]
+    # The model cards of ProtTrans spell a sequence in upper case with blanks, and X for rare residues.
+    is_spelled = kind.startswith("prot_")
+    no_residues = ["MK*T", "MKé", "M-K", "", *["mkv"] * is_spelled]
     texts = [*TEXTS, "", "[SEP] </s> <|endoftext|>"] if is_text else [*PROTEINS, long, *no_residues]
+    spelled = [" ".join(re.sub(r"[UZOB]", "X", text.upper())) if is_spelled else text for text in texts]
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "config.json").write_text((folder / "config.json").read_text())
     ours.save(tmp_path / "to")
@@ -75,51 +70,47 @@ def test_tokens_are_those_of_autotokenizer_before_and_after_saving(kind, tmp_pat
         assert whole(ours, ["MKUX"]) == [[ids["M"], ids["K"], ids["U"], ids["X"], 1]] and not ours.spaced
         return
     for theirs in (AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tmp_path / "to")):
-        expected = [theirs(text if is_text else as_published(kind, text))["input_ids"] for text in texts]
-        assert whole(ours, texts) == expected
+        assert whole(ours, texts) == [theirs(text)["input_ids"] for text in spelled]
     assert is_text or ours.pad == theirs.pad_token_id
 
 
-def test_a_choice_of_blanks_is_saved(tmp_path):
+def test_blanks_and_letter_case_are_those_that_know_the_residues(tmp_path):
     folder = prot_bert(tmp_path / "prot_bert")
     assert open_tokenizer(folder).spaced
-    with pytest.raises(ConfigError, match=r"does not know words as long as a protein.*spaced true"):
-        load(str(folder), spaced=False)
     lower = '{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}'
     (folder / "tokenizer_config.json").write_text(lower)
     assert open_tokenizer(folder).knows("M"), "a vocabulary of capitals is read without lower-casing"
     words = (folder / "vocab.txt").read_text().split()
     (folder / "vocab.txt").write_text("\n".join(word for word in words if word not in ("K", "W")))
     with pytest.raises(ConfigError, match="does not know K, W; it may not be a protein tokenizer"):
-        load(str(folder))
+        load(folder)
     folder = bert(tmp_path / "bert")
-    with pytest.raises(
-        ConfigError, match="does not know words as long as a protein; it may not be a protein tokenizer"
-    ):
-        load(str(folder))
-    (tmp_path / "saved").mkdir()
-    open_tokenizer(folder, True).save(tmp_path / "saved")
-    assert open_tokenizer(tmp_path / "saved").spaced
+    with pytest.raises(ConfigError, match="does not know words as long as a protein; it may not be a protein"):
+        load(folder)
+    # Earlier versions could save any tokenizer with blanks.
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "esmeray_spaced": true}')
+    assert open_tokenizer(folder).spaced
 
 
 def test_random_weights_get_esms_tokenizer_or_a_trained_one(tmp_path):
-    assert all(isinstance(load("auto", backbone=name), EsmSequenceTokenizer) for name in ("esm2_t6_8M", "bert"))
-    ours = load("auto", backbone="qwen2", folder=tmp_path / "bpe", content="text", vocabulary_size=300)
+    assert all(isinstance(load(name), EsmSequenceTokenizer) for name in ("esm2_t6_8M", "bert"))
+    ours = load("qwen2", tmp_path / "bpe", content="text", vocabulary_size=300)
     assert isinstance(ours, HuggingFaceTokenizer) and ours.vocabulary_size == 300
     folder = esm(tmp_path / "esm")
     for backbone in ("esm2_t6_8M", str(folder)):
         with pytest.raises(ConfigError, match=r"only residues; choose a text backbone \(e\.g\."):
-            load("auto", backbone=backbone, content="text")
+            load(backbone, content="text")
     (folder / "vocab.txt").write_text("<cls>\n<pad>\n<eos>\n<unk>\nA\n")
     with pytest.raises(ConfigError, match="is not ESM-2's vocabulary of 33 tokens"):
-        load(str(folder))
+        load(folder)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.text() | st.sampled_from(["<|endoftext|>", "a<|pad|>b", "\x00\x7f\u200b", "\r\n\t ", "e\u0301"]))
 def test_a_trained_tokenizer_loses_no_character_of_any_text(trained, text):
     ids_T, lengths_N = trained.encode([text])
-    assert decoded(trained, ids_T) == unicodedata.normalize("NFC", text)
+    decoded = trained._backend.decode(ids_T.tolist(), skip_special_tokens=False)
+    assert decoded == unicodedata.normalize("NFC", text)
     assert trained.encode(["money"])[1][0] < len("money"), "what is frequent is learnt"
     assert trained.unknown is None and lengths_N.tolist() == [ids_T.size]
     assert not {trained.pad, *trained.suffix} & set(ids_T.tolist()), "special tokens in a text are text"
@@ -151,30 +142,27 @@ def test_the_same_texts_train_the_same_tokenizer_in_any_process(trained):
 
 
 def test_a_trained_tokenizer_is_found_again(tmp_path):
-    def get(size: int, texts: Callable[[], Iterable[str]] = lambda: TEXTS * 5) -> SequenceTokenizer:
-        section = TokenizerSection(source="train", content="text", vocabulary_size=size)
+    def get(texts: Callable[[], Iterable[str]]) -> SequenceTokenizer:
+        section = TokenizerSection(content="text", vocabulary_size=280)
         return load_tokenizer(section, "bert", texts, tmp_path / "bpe")
 
     with pytest.raises(ZeroDivisionError):
-        get(270, lambda: (str(1 // number) for number in (1, 0)))
+        get(lambda: (str(1 // number) for number in (1, 0)))
     assert list(tmp_path.iterdir()) == [], "training that fails leaves none"
-    first, again = get(280), get(280, lambda: pytest.fail("trained again"))
+    first, again = get(lambda: TEXTS * 5), get(lambda: pytest.fail("trained again"))
     assert first.fingerprint == again.fingerprint
-    assert get(270).vocabulary_size == 270
-    with pytest.raises(ConfigError, match=r"vocabulary_size 100 is too small for 256 bytes.*at least 258"):
-        get(100)
+    with pytest.raises(ValidationError, match="greater than or equal to 258"):
+        TokenizerSection(vocabulary_size=257)
 
 
 def test_a_damaged_or_missing_tokenizer_is_refused(tmp_path):
     folder = prot_bert(tmp_path / "damaged")
-    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
     (folder / "vocab.txt").unlink()
-    with pytest.raises(ConfigError, match="can't be read") as refusal:
-        load(str(folder))
-    assert "\n" not in str(refusal.value)
-    (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="has no tokenizer"):
-        load(str(folder))
+        load(folder)
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+    with pytest.raises(ConfigError, match=r"can't be read[^\n]*$"):
+        load(folder)
 
 
 def test_code_named_by_a_tokenizer_is_not_run(tmp_path):
@@ -184,19 +172,19 @@ def test_code_named_by_a_tokenizer_is_not_run(tmp_path):
     (folder / "evil.py").write_text(f"import os; os.mkdir({str(tmp_path / 'pwned')!r})\nclass Evil: pass\n")
     (folder / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}')
     with pytest.raises(ConfigError, match="can't be read"):
-        load(str(folder))
+        load(folder)
     assert not (tmp_path / "pwned").exists()
 
 
 def test_an_unknown_source_or_an_unreachable_hub_is_one_clear_line(tmp_path, monkeypatch):
-    for source in ("prot_bert", "/nowhere/at/all"):
-        with pytest.raises(ConfigError, match=r"is neither a folder nor a hub name|folder .* not found"):
-            load(source)
+    with pytest.raises(ConfigError, match="folder /nowhere/at/all not found"):
+        load("/nowhere/at/all")
+    with pytest.raises(ConfigError, match="is neither a folder nor a hub name"):
+        open_tokenizer("prot_bert")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ResourceError, match=r"model\.tokenizer\.source: .* hub can't be reached") as refusal:
+    with pytest.raises(ResourceError, match=r"^model\.backbone\.source: [^\n]* hub can't be reached[^\n]*$"):
         load("esmeray-tests/not-there")
-    assert "\n" not in str(refusal.value)
     # A URL that the hub's client refuses with its own error.
     monkeypatch.setenv("HTTPS_PROXY", "http://host:port")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: httpx.Client())
@@ -257,17 +245,12 @@ def test_any_reading_of_a_vocabulary_that_knows_the_amino_acids_is_found(tmp_pat
 
 
 def write_bert(folder: Path, words: list[str], lower_case: bool | None, *, as_json: bool) -> None:
-    (folder / "config.json").write_text('{"model_type": "bert"}')
     own = {} if lower_case is None else {"do_lower_case": lower_case}
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **own}))
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n\n")
     if as_json:
-        roles = {
-            f"{role}_token": word
-            for word in words
-            for role in SPECIAL
-            if word.strip("[]<>").lower().replace("eos", "sep") == role
-        }
-        vocabulary = {word: index for index, word in enumerate(words)}
-        BertTokenizer(vocabulary, **{"unk_token": None, **roles, **own}).save_pretrained(folder)
-    else:
-        (folder / "vocab.txt").write_text("\n".join(words) + "\n\n")
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **own}))
+        (folder / "vocab.txt").unlink()
+        names = {word.strip("[]<>").lower().replace("eos", "sep"): word for word in words}
+        roles = {f"{role}_token": names.get(role) for role in SPECIAL}
+        BertTokenizer({word: index for index, word in enumerate(words)}, **roles, **own).save_pretrained(folder)

@@ -1,6 +1,5 @@
 """Tokens on disk equal the tokenizer's, are written once, and are never read damaged."""
 
-import os
 import pickle
 from pathlib import Path
 
@@ -32,20 +31,22 @@ def all_pieces(tokens: TokenStore) -> list[list[int]]:
 
 
 def test_tokens_are_those_of_the_tokenizer(store, byte_pairs, tmp_path):
-    for tokenizer in (ESM, byte_pairs):
+    for tokenizer, dtype in ((ESM, np.uint8), (byte_pairs, np.uint16)):
         tokens = ensure_tokens(store, tokenizer, tmp_path / "tokens")
         expected = [tokenizer.encode([store.text(index)])[0].tolist() for index in range(len(store))]
         assert all_pieces(tokens) == expected
         kept = tokens.manifest
         assert (kept.prefix, kept.suffix, kept.pad) == (tokenizer.prefix, tokenizer.suffix, tokenizer.pad)
-        assert tokens.manifest.num_records == len(PROTEINS) and tokens.lengths.dtype == np.uint32
         piece = tokens.piece(3, 1, 2)
-        assert piece.tolist() == expected[3][1:3]
-        assert piece.dtype == (np.uint8 if tokenizer.vocabulary_size <= 256 else np.uint16)
+        assert piece.tolist() == expected[3][1:3] and piece.dtype == dtype
         assert not piece.flags.owndata and not piece.flags.writeable
-        for record, start, length in ((1, 0, 99), (0, -1, 2), (0, 5, -1)):
-            with pytest.raises(IndexError):
-                tokens.piece(record, start, length)
+
+
+@pytest.mark.parametrize(("record", "start", "length"), [(1, 0, 99), (0, -1, 2), (0, 5, -1)])
+def test_tokens_beyond_a_record_are_refused(store, tmp_path, record, start, length):
+    tokens = ensure_tokens(store, ESM, tmp_path)
+    with pytest.raises(IndexError):
+        tokens.piece(record, start, length)
 
 
 def test_many_blocks_are_the_same_as_one(store, tmp_path, monkeypatch):
@@ -59,44 +60,33 @@ def test_many_blocks_are_the_same_as_one(store, tmp_path, monkeypatch):
 
 def test_tokens_are_made_once_for_a_store_and_tokenizer(store, byte_pairs, tmp_path):
     def files() -> dict[Path, int]:
-        return {path: path.stat().st_ino for path in (tmp_path / "tokens").rglob("*") if path.is_file()}
+        return {path: path.stat().st_ino for path in tmp_path.glob("tokens/*/*")}
 
     ensure_tokens(store, ESM, tmp_path / "tokens")
     made = files()
     ensure_tokens(Store(store.path), ESM, tmp_path / "tokens")
-    assert files() == made
     with pytest.raises(ZeroDivisionError):
         ensure_tokens(store, byte_pairs, tmp_path / "tokens", lambda _: 1 // 0)
     assert files() == made, "what was interrupted leaves nothing"
-    ensure_tokens(store, byte_pairs, tmp_path / "tokens")
-    assert len(files()) == 2 * len(made)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [(TOKENS_FILE, "flip"), (LENGTHS_FILE, "truncate"), (TOKENS_FILE, "remove"), (MANIFEST_FILE, "flip")],
-)
+@pytest.mark.parametrize("name", [TOKENS_FILE, LENGTHS_FILE, MANIFEST_FILE])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_damage_is_noticed_and_mended(store, tmp_path, name, damage):
-    whole = ensure_tokens(store, ESM, tmp_path / "tokens")
+    whole = ensure_tokens(store, ESM, tmp_path)
     expected, path = all_pieces(whole), whole.path / name
-    content = bytearray(path.read_bytes())
-    path.unlink()
-    if damage == "flip":
-        content[len(content) // 2] ^= 1
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.unlink()  # this process has mapped the file
     if damage != "remove":
-        path.write_bytes(content if damage == "flip" else content[: len(content) // 2])
-    with pytest.raises(DataError) as refusal:
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :] * (damage == "flip"))
+    with pytest.raises(DataError, match=r"^[^\n]*$"):
         TokenStore(whole.path)
-    assert "\n" not in str(refusal.value)
-    assert all_pieces(ensure_tokens(store, ESM, tmp_path / "tokens")) == expected
+    assert all_pieces(ensure_tokens(store, ESM, tmp_path)) == expected
 
 
-def test_a_pickle_and_a_fork_carry_the_path_alone(store, tmp_path):
+def test_a_pickle_carries_the_path_alone(store, tmp_path):
     tokens = ensure_tokens(store, ESM, tmp_path / "tokens")
     expected = all_pieces(tokens)
-    assert len(pickle.dumps(tokens)) < 3000
-    assert all_pieces(pickle.loads(pickle.dumps(tokens))) == expected  # noqa: S301
-    child = os.fork()
-    if not child:
-        os._exit(0 if all_pieces(tokens) == expected else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pickled = pickle.dumps(tokens)
+    assert len(pickled) < 3000 and all_pieces(pickle.loads(pickled)) == expected  # noqa: S301

@@ -36,19 +36,17 @@ def run(folder: Path, predictions: dict[str, Any]) -> tuple[Config, Path]:
 
 @pytest.mark.slow
 def test_training_waits_for_structures_and_is_the_same_to_the_bit(
-    tmp_path: Path, esmfold: Path, ray_address: str, process_group
+    tmp_path: Path, esmfold: Path, ray_address: str, process_group, monkeypatch: pytest.MonkeyPatch
 ):
     warm, path = run(tmp_path / "warm", {"folder": str(tmp_path / "before"), "on_miss": "null"})
     sections = warm.data, warm.model.diffusion, warm.batch, warm.training
     sequences = sequences_in_order(path, *sections, warm.run.seed)
     assert sorted(sequences) == sorted(set(SEQUENCES))
     before = FoldingSettings("esmfold", str(esmfold), tmp_path / "before", "cpu", cpus=1)
+    monkeypatch.setattr(ahead, "_BATCH_RESIDUES", 64)
     predict_structures(sequences, before, tokens=64, cache_bytes=None, plan=in_order)
     train(warm, str(path))
-    cold, path = run(
-        tmp_path / "cold",
-        {"folder": str(tmp_path / "ahead"), "on_miss": "wait", "model": str(esmfold), "tokens": 64},
-    )
+    cold, path = run(tmp_path / "cold", {"folder": str(tmp_path / "ahead"), "on_miss": "wait", "model": str(esmfold)})
     with beside(cold, path) as of_workers:
         train(of_workers, str(path))
     assert train_losses(cold) == train_losses(warm)

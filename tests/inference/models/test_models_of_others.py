@@ -17,7 +17,8 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.mutations.job import MaskedModel
+from esmeray.inference.mutations.job import Scorer
+from esmeray.inference.mutations.section import MutationsSection
 from esmeray.model.backbones.loading import residue_tokenizer
 from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
@@ -157,8 +158,8 @@ def test_lengths_beyond_the_models_limit_are_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match=rf"max_length 41: the model supports at most {MAX_NORM} residues"):
         run_job(request(tmp_path, models=[str(folder)], input=[str(fasta)], max_length=MAX_NORM + 1))
     with pytest.raises(ConfigError, match=rf"max_length 41: .* supports at most {MAX_NORM} residues"):
-        MaskedModel(open_model(folder, device="cpu"), MAX_NORM + 1, 100)
-    assert MaskedModel(open_model(folder, device="cpu"), None, 100).max_length == MAX_NORM
+        Scorer(str(folder), MutationsSection(device="cpu", max_length=MAX_NORM + 1), tmp_path)
+    assert Scorer(str(folder), MutationsSection(device="cpu"), tmp_path).max_length == MAX_NORM
     settings = {"model": {"task": "masked_lm", "backbone": {"source": str(folder)}}, "data": {"source": [str(fasta)]}}
     config = Config.model_validate(settings)  # the default of data.max_length, with texts that the model takes
     size = task_plan(config.data, config.model).estimate()

@@ -128,19 +128,3 @@ def test_a_fit_on_240_mutants_of_beta_lactamase_beats_the_column(shared_data):
         found = evaluation["metrics"]["spearman"]
         assert found > evaluation["baselines"]["column"]["metrics"]["spearman"], kind
         assert 0.85 < ((predicted.low <= values) & (values <= predicted.high)).mean() < 0.95, kind
-
-
-def test_many_mutants_teach_site_effects_beyond_the_inducing_points(monkeypatch):
-    monkeypatch.setattr(gaussian_process, "_INDUCING", 50)
-    random = np.random.default_rng(0)
-    effects = {mutant: random.normal() for mutant in SINGLES}
-    pairs = [random.choice(len(SINGLES), 2, replace=False) for _ in range(2500)]
-    pairs = [
-        (SINGLES[i], SINGLES[j]) for i, j in pairs if SINGLES[i].mutations[0].offset != SINGLES[j].mutations[0].offset
-    ]
-    doubles = [PROTEIN.mutant(":".join(PROTEIN.text_of(single) for single in pair)) for pair in pairs]
-    values = np.array([effects[one] + effects[other] for one, other in pairs]) + random.normal(size=len(pairs)) / 4
-    features = features_of(doubles, np.zeros(len(pairs)))
-    found = Posterior(features[:2000], values[:2000]).predict(features[2000:])
-    assert np.corrcoef(found.mean, values[2000:])[0, 1] > 0.9
-    assert 0.83 < ((found.low <= values[2000:]) & (values[2000:] <= found.high)).mean() < 0.97

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.mutations import job
-from esmeray.inference.mutations.job import MaskedModel, Scorer
+from esmeray.inference.mutations.job import Scorer
 from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein, Variant
 from tests.damage import killed_in_piece
@@ -81,13 +81,13 @@ def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path
     wanted = scorer(source, tmp_path / "pieces").zero_shot(variants(MUTANTS))
     np.testing.assert_allclose(wanted, whole, atol=1e-6)
     asked: list[int] = []
-    original = MaskedModel.log_probabilities
+    original = Scorer.log_probabilities
 
-    def counted(self: MaskedModel, sequences: Any, wanted_M2: Any, masked: bool) -> Any:
+    def counted(self: Scorer, sequences: Any, wanted_M2: Any, masked: bool) -> Any:
         asked.extend(wanted_M2[:, 1].tolist())
         return original(self, sequences, wanted_M2, masked)
 
-    monkeypatch.setattr(MaskedModel, "log_probabilities", counted)
+    monkeypatch.setattr(Scorer, "log_probabilities", counted)
     with killed_in_piece(2), pytest.raises(KeyboardInterrupt):
         scorer(source, tmp_path / "killed").zero_shot(variants(MUTANTS))
     assert asked == [0, 4, 9, 17]

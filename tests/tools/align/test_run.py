@@ -31,12 +31,10 @@ def rows(path: Path) -> list[list[str]]:
 
 def test_hits_are_written_by_query_and_the_file_is_replaced_when_asked(command, files, tmp_path):
     output = tmp_path / "done.tsv"
-    outcome = command.done("align", *files, "--align.output", output, "--align.header", "true", *CLEAR)
+    outcome = command.done("align", *files, "--align.output", output, *CLEAR)
     assert f"{output}: 9 hits for 9 proteins against 30" in outcome.out
     assert outcome.out.endswith("\n  all records read unchanged\n")
-    header, *found = rows(output)
-    assert header[:3] == ["qseqid", "sseqid", "pident"] and header[-2:] == ["evalue", "bitscore"]
-    assert [row[:10] for row in found] == [
+    assert [row[:10] for row in rows(output)] == [
         [f"p{n}", f"p{n}", "100.000", "120", "0", "0", "1", "120", "1", "120"] for n in range(9)
     ]
     assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(".*.lock"))
@@ -53,7 +51,7 @@ def test_prefilters_and_a_matrix_from_a_file_give_hits(command, files, tmp_path)
     own = ["--align.matrix", tmp_path / "matrix", "--align.gap_open", 10, "--align.gap_extend", 2]
     own += ["--align.evalue", "inf", "--align.hits", 1]
     make_embeddings(tmp_path / "vectors", random_vectors(30, 4), sequences=random_sequences([120] * 30))
-    near = ["--align.query_embeddings", tmp_path / "vectors", "--align.store_embeddings", tmp_path / "vectors"]
+    near = ["--align.embeddings", tmp_path / "vectors"]
     kmer = ["--align.prefilter", "kmer", *CLEAR]
     for name, options in ("kmer", kmer), ("near", ["--align.prefilter", "embedding", *near, *CLEAR]), ("own", own):
         output = tmp_path / f"{name}.tsv"
@@ -76,14 +74,13 @@ def test_a_killed_search_resumes_and_writes_the_same_bytes(command, files, tmp_p
 
 def test_what_cannot_be_aligned_is_refused_in_one_line(command, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    vectors = "--align.query_embeddings store --align.store_embeddings store"
     for options, code, words in [
         ("--align.queries absent.fasta", 3, "absent.fasta"),
         ("--align.matrix BLOSUM61", 2, "did you mean BLOSUM62"),
         ("--align.gap_open 5", 2, "give --align.evalue inf"),
-        ("--align.prefilter embedding", 2, "query_embeddings and store_embeddings"),
-        ("--align.query_embeddings x", 2, "query_embeddings and store_embeddings"),
-        (f"--align.prefilter embedding {vectors}", 3, "no embeddings found"),
+        ("--align.prefilter embedding", 2, "needs align.embeddings"),
+        ("--align.embeddings x", 2, "needs align.embeddings"),
+        ("--align.prefilter embedding --align.embeddings store", 3, "no embeddings found"),
         ("--align.device cuda --align.prefilter kmer", 2, "--align.prefilter none"),
         ("--align.store .", 3, "not a store"),
     ]:

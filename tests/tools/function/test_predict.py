@@ -21,6 +21,8 @@ from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
 from tests.artifacts import function_training
 from tests.damage import killed_in_piece
+from tests.dataset.tokenizer_folders import esm
+from tests.model.small_models import save_masked_lm
 from tests.tools.conftest import next_words
 
 pytestmark = pytest.mark.slow
@@ -121,8 +123,6 @@ def test_a_killed_prediction_resumes_with_the_same_bytes(trained, tmp_path, comm
 def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
     test = trained / "function" / "sample" / "test.fasta"
     command.refused(2, "not a finished run", *prediction_of(tmp_path / "absent", test, tmp_path / "out.tsv"))
-    (tmp_path / "out.tsv").write_text("mine\n")
-    command.refused(2, "already exists", *prediction_of(trained, test, tmp_path / "out.tsv"))
     (tmp_path / "new.tsv.partial").mkdir()
     (tmp_path / "new.tsv.partial" / "job.json").write_text("{}")
     new = prediction_of(trained, test, tmp_path / "new.tsv")
@@ -144,9 +144,10 @@ def test_what_cannot_be_predicted_is_one_line(trained, tmp_path, command):
 
 
 def test_embeddings_are_computed_or_read_from_a_store(tmp_path, command, monkeypatch):
-    """The model has random weights; the embedder computes its vectors, also for the proteins to predict."""
+    """The embedder computes the vectors of the model, also for the proteins to predict."""
     prefix = "--model.terms.embeddings."
-    model = [f"{prefix}model", "esm2_t6_8M", f"{prefix}random_weights", "true", f"{prefix}max_length", 20]
+    save_masked_lm(esm(tmp_path / "model"), "esm", vocab_size=33)
+    model = [f"{prefix}model", tmp_path / "model", f"{prefix}max_length", 20]
     few = ["--data.sample.records", 60, "--data.sample.families", 12, "--training.max_steps", 2]
     options = [*function_training(tmp_path), *few, "--model.terms.parts", "neighbours", "network", *model]
     command.done(*options, "--run.name", "computed")
