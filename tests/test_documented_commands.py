@@ -131,7 +131,7 @@ def documented(artifacts, tmp_path_factory, no_pictures) -> Path:
     for name, options in ("embeddings", "--embed.outputs mean residues"), ("embeddings_hdf5", "--embed.format hdf5"):
         assert run(esmeray, f"embed run {model} {options} --embed.output {folder / name}".split()) == 0
     fit = f"--fit.input {folder / 'domains.fasta'} --fit.labels {folder / 'domains.tsv'} --fit.level 1"
-    fit += f" --fit.label_column classification --fit.features 8 --fit.output {folder / 'relatives'}"
+    fit += f" --fit.label_column classification --fit.output {folder / 'relatives'}"
     assert run(esmeray, ["embed", "fit", *fit.split()]) == 0
     index = ["--index.output", str(folder / "proteins.index")]
     assert run(esmeray, ["embed", "index", str(folder / "embeddings"), *index]) == 0

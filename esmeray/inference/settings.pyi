@@ -27,7 +27,6 @@ class BuildIndexSettings(TypedDict, total=False):
     kind: Literal["exact", "compressed"] | None
     metric: Literal["cosine", "dot", "l2"] | None
     name: str | None
-    lists: int | None
 
 class ClassifySettings(TypedDict, total=False):
     """Settings of :func:`esmeray.classify`."""
@@ -124,10 +123,8 @@ class SearchSettings(TypedDict, total=False):
     model: str | None
     name: str | None
     workers: int | None
-    cpus_per_worker: int
     error_rate: float | None
     calibration: str | Path | None
     calibration_queries: str | Path | None
     calibration_level: int
     label_column: str
-    not_missing: Sequence[str]

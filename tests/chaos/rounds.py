@@ -201,7 +201,7 @@ class Embedding(Round):
         write_proteins(self.folder / "proteins.fasta", random_sequences([400] * 720))
 
     def command(self, address: str) -> list[str]:
-        files = {"models": self.folder / "model", "input": self.folder / "proteins.fasta", "stage_dir": self.folder}
+        files = {"models": self.folder / "model", "input": self.folder / "proteins.fasta"}
         sizes = {"output": self.data / "out", "shard_tokens": 1200, "tokens": 256, "precision": "fp32", "workers": 2}
         words = [word for name, value in (files | sizes).items() for word in (f"--embed.{name}", str(value))]
         return ["-m", "esmeray.tools", "embed", "run", *words, "--ray.address", address]

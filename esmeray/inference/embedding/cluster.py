@@ -19,6 +19,7 @@ from esmeray.inference.embedding.plan import JobFacts, Shard
 from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
 from esmeray.inference.embedding.worker import open_worker
+from esmeray.inference.models.source import ModelSource
 from esmeray.train_config.natures import PATH_OR_NAME, absolute_path
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class ActorSettings(NamedTuple):
     """Job, model, store path and shard files of an actor. The shard folder is shared by all nodes, or is at a URI."""
 
     job: EmbedJobSection
-    source: str
+    source: ModelSource
     store: Path
     files: ShardFiles
 
@@ -45,15 +46,16 @@ class _EmbeddingActor:
 
     def load(self) -> JobFacts:
         """Load the model and copy the store. Not in the constructor, because Ray wraps its exceptions."""
-        job, path = self._settings.job, self._settings.store
+        path = self._settings.store
         # Ray does not limit threads: an actor would use all cores, and its summation order would differ from other
         # actors'.
-        torch.set_num_threads(job.cpus_per_worker)
+        torch.set_num_threads(1)
         if self._settings.files.uri is not None:
             path = local_path(f"{self._settings.files.uri}.store")
-        if job.stage_dir is not None:
-            path = stage_store(path, job.stage_dir)
-        self._worker = open_worker(self._settings.source, job, Store(path))
+        # With several nodes the store is on shared storage, where LMDB's memory mapping is slow or fails.
+        if len(ray.nodes()) > 1:
+            path = stage_store(path, Path(tempfile.gettempdir()) / "esmeray-stores")
+        self._worker = open_worker(self._settings.source, self._settings.job, Store(path))
         return self._worker.facts
 
     def run(self, shard: Shard) -> ShardRow:
@@ -73,19 +75,17 @@ class ClusterEngine:
     """Computes shards with Ray actors; Ray must be connected."""
 
     def __init__(
-        self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles, *, max_failures: int
+        self, job: EmbedJobSection, source: ModelSource, store: Store, files: ShardFiles, *, max_failures: int
     ) -> None:
-        # With several nodes the store is on shared storage, where LMDB's memory mapping is slow or fails.
-        if job.stage_dir is None and len(ray.nodes()) > 1:
-            job = job.model_copy(update={"stage_dir": Path(tempfile.gettempdir()) / "esmeray-stores"})
-        source = absolute_path(source, PATH_OR_NAME)  # actors have a different working folder
+        # Actors have a different working folder.
+        source = source._replace(path=absolute_path(source.path, PATH_OR_NAME))
         if (uri := files.uri) is not None:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
         self._pool = ActorPool(
             _EmbeddingActor,
             ActorSettings(job, source, store.path, ShardFiles(files.folder.absolute(), uri)),
             job.workers or 1,
-            {"num_cpus": job.cpus_per_worker, "num_gpus": job.gpus_per_worker if job.device == "cuda" else 0},
+            {"num_cpus": 1, "num_gpus": job.gpus_per_worker if job.device == "cuda" else 0},
             at_once=SHARDS_AT_ONCE,
             max_failures=max_failures,
             log=log,

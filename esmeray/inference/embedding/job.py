@@ -9,8 +9,10 @@ The output folder appears when it is complete. Until then ``OUTPUT.partial`` hol
 
 The same command resumes the job; a job with another input, model or settings is rejected.
 
-A finished folder can grow: records of the input that it lacks are added as a part, a subfolder. Until the part is
-complete, its files are in ``OUTPUT.grown.partial``.
+A finished folder can grow: a second job embeds the records of the input that it lacks, in ``OUTPUT.grown.partial``.
+Then its results are added as a part, a subfolder.
+
+This module does not import torch, so that mistakes are reported at once.
 """
 
 import json
@@ -43,10 +45,9 @@ from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.model_job import OTHER_OUTPUT, ModelJob
 from esmeray.inference.embedding.plan import check_registered, check_settings, format_of, make_plan
-from esmeray.inference.embedding.report import report_name
-from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.inference.embedding.section import EmbedJobSection, report_name
 from esmeray.inference.embedding.shard_files import ShardFiles
-from esmeray.inference.embedding.worker import open_worker
+from esmeray.inference.models.source import ModelSource, check_model
 from esmeray.run_folder.job import JOB_FILE, REMEDY, other_job, unfinished
 
 log = logging.getLogger(__name__)
@@ -71,55 +72,40 @@ def run_job(
         DataError: sequences or weights are invalid, or an id has another sequence in the finished output.
         ResourceError: disk, memory or workers don't suffice.
     """
-    check_registered(job)
+    sources = _checked(job)
     # Names must be valid as folders on any file system, and in a URI.
     names = [re.sub(r"[^\w.+-]+", "_", Path(model).name or model) for model in job.models]
     if len(set(names)) < len(names):
         raise ConfigError("--embed.models: two models have the same name and would share a folder; rename one")
-    uri = uri_of(job.output)
-    output = target_path(job.output)
-    recover(output)
     # With one model the output is its folder. Adding a second model is another job, so that no folder has to move.
     folders = names if len(names) > 1 else [""]
+    output = target_path(job.output)
+    recover(output)
     before = [] if overwrite else _finished(job, output, folders)
     if not before:
         refuse_existing(output, MADE_BY, overwrite)
-    # A separate suffix, because an unfinished folder next to a finished output may belong to a job that will replace
-    # it.
-    suffix = ".grown" if before else ""
-    shared = uri and f"{uri}{suffix}.partial"
-    with (
-        unfinished(output.with_name(f"{output.name}{suffix}"), MADE_BY, uri and f"{uri}{suffix}") as partial,
-        _logging(partial),
-        _connected(cluster, None if uri else partial),
-    ):
-        if shared is not None:
-            ShardFiles(partial, shared).fetch()
-        job = _resolved(job, cluster, _recorded_precision(partial, before))
-        store = job_store(job.input, ingest or IngestSection(), partial)
-        works = [folder or "model" for folder in folders]
-        if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
-            raise other_job(partial, f"of model {min(others)}", REMEDY)
-        # All are checked before the first model loads, so that an id with a changed sequence costs nothing.
-        indexes: Sequence[Index | None] = before or [None] * len(works)
-        models = [
-            ModelJob(job, cluster, model, ShardFiles(partial / name, shared and f"{shared}/{name}"), store, index)
-            for model, name, index in zip(job.models, works, indexes, strict=True)
-        ]
-        # All models compute before the first is assembled, so that a rejected model costs no files.
-        for model in models:
-            model.compute()
+    with _computed(job, ingest, cluster, sources, folders, output, before) as (partial, models):
         if before:
-            return _grown(models, partial, [output / folder for folder in folders], uri)
+            # What the output lacked has been embedded; now it is merged.
+            for model, index, folder in zip(models, before, folders, strict=True):
+                part = output / folder / part_name(len(index.parts))
+                _add_part(model, partial / "logs", output, part, uri_of(job.output))
+            return _reports(job, output)
+        reports = []
         with made_folder(output, MADE_BY, overwrite) as building:
-            reports = []
             for model, folder in zip(models, folders, strict=True):
                 (building / folder).mkdir(exist_ok=True)
                 reports.append(model.assemble(building / folder))
             shutil.copytree(partial / "logs", building / "logs")
         # Inside the block of the unfinished folder, so that it is removed only when the URI has all files.
         publish(job.output)
-        return reports
+    return reports
+
+
+def _checked(job: EmbedJobSection) -> list[ModelSource]:
+    """Check the names in a job, and resolve its models."""
+    check_registered(job)
+    return [check_model(model, job.random_weights, "--embed.models") for model in job.models]
 
 
 def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[Index]:
@@ -136,29 +122,72 @@ def _finished(job: EmbedJobSection, output: Path, folders: list[str]) -> list[In
     return [Index(f"{uri_of(job.output) or output}/{folder}".rstrip("/")) for folder in folders]
 
 
-def _grown(models: list[ModelJob], partial: Path, folders: list[Path], uri: str | None) -> list[dict[str, Any]]:
-    """Add the computed part to the finished folder of each model. Return the reports of all parts."""
-    output = folders[0] if len(folders) == 1 else folders[0].parent
-    for model, folder in zip(models, folders, strict=True):
-        if model.before is None or not model.chosen.size:  # nothing new, or added by an earlier start
-            continue
-        part = folder / part_name(len(model.before.parts))
-        ready = model.folder.with_name(f"{model.folder.name}.part")
-        # Overwritten, because an earlier start may have ended before the rename.
-        with made_folder(ready, MADE_BY, overwrite=True) as building:
-            model.assemble(building)
-            shutil.copytree(partial / "logs", building / "logs")
-        if uri is not None:  # at a URI the folder is a copy, maybe with part of an interrupted upload
-            shutil.rmtree(part, ignore_errors=True)
-        # Open files never change: a part appears as a whole, at a URI when its manifest appears.
-        with writing(part):
-            ready.rename(part)
-            sync(folder)
-        if uri is not None:
-            upload = partial_call(upload_folder, part, f"{current(uri)}/{part.relative_to(output)}", MANIFEST_FILE)
-            retried(upload, uri, storage().patience_s, log.warning)
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))]
+@contextmanager
+def _computed(
+    job: EmbedJobSection,
+    ingest: IngestSection | None,
+    cluster: RaySection | None,
+    sources: Sequence[ModelSource],
+    folders: Sequence[str],
+    output: Path,
+    before: Sequence[Index],
+) -> Iterator[tuple[Path, list[ModelJob]]]:
+    """Compute the missing shards of all models. Yield the folder of unfinished work and the models, to be assembled.
+
+    ``before``: finished outputs, whose missing records are computed.
+    """
+    # A separate suffix, because an unfinished folder next to a finished output may belong to a job that will replace
+    # it.
+    suffix = ".grown" if before else ""
+    uri = uri_of(job.output)
+    shared = uri and f"{uri}{suffix}.partial"
+    with (
+        unfinished(output.with_name(f"{output.name}{suffix}"), MADE_BY, uri and f"{uri}{suffix}") as partial,
+        _logging(partial),
+        _connected(cluster, None if uri else partial),
+    ):
+        ShardFiles(partial, shared).fetch()
+        job = _resolved(job, cluster, _recorded_precision(partial, before))
+        store = job_store(job.input, ingest or IngestSection(), partial)
+        works = [folder or "model" for folder in folders]
+        if others := {path.parent.name for path in partial.glob(f"*/{JOB_FILE}")} - {*works}:
+            raise other_job(partial, f"of model {min(others)}", REMEDY)
+        indexes: Sequence[Index | None] = before or [None] * len(works)
+        # All are checked before the first model loads, so that an id with a changed sequence costs nothing.
+        models = [
+            ModelJob(job, cluster, source, ShardFiles(partial / name, shared and f"{shared}/{name}"), store, index)
+            for source, name, index in zip(sources, works, indexes, strict=True)
+        ]
+        # All models compute before the first is assembled, so that a rejected model costs no files.
+        for model in models:
+            model.compute()
+        yield partial, models
+
+
+def _add_part(model: ModelJob, logs: Path, output: Path, part: Path, uri: str | None) -> None:
+    """Add the computed records to a finished output, as the folder ``part``. At a URI, upload it."""
+    if not model.chosen.size:  # nothing new, or added by an earlier start
+        return
+    ready = model.folder.with_name(f"{model.folder.name}.part")
+    # Overwritten, because an earlier start may have ended before the rename.
+    with made_folder(ready, MADE_BY, overwrite=True) as building:
+        model.assemble(building)
+        shutil.copytree(logs, building / "logs")
+    if uri is not None:  # the output is a copy, maybe with part of an interrupted upload
+        shutil.rmtree(part, ignore_errors=True)
+    # Open files never change: a part appears as a whole, at a URI when its manifest appears.
+    with writing(part):
+        ready.rename(part)
+        sync(part.parent)
     if uri is not None:
+        upload = partial_call(upload_folder, part, f"{current(uri)}/{part.relative_to(output)}", MANIFEST_FILE)
+        retried(upload, uri, storage().patience_s, log.warning)
+
+
+def _reports(job: EmbedJobSection, output: Path) -> list[dict[str, Any]]:
+    """The reports of all parts of a finished output."""
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(output.glob(f"**/{report_name('*')}"))]
+    if uri_of(job.output) is not None:  # a copy
         shutil.rmtree(output)
     return reports
 
@@ -167,14 +196,16 @@ def estimate(
     job: EmbedJobSection, ingest: IngestSection | None = None, *, cluster: RaySection | None = None
 ) -> list[str]:
     """Estimate size and time of a job from a measurement of ten seconds per model. All written files are removed."""
-    check_registered(job)
+    sources = _checked(job)
     with tempfile.TemporaryDirectory() as folder, _connected(cluster):
         job = _resolved(job, cluster)
         store = job_store(job.input, ingest or IngestSection(), Path(folder))
-        return [line for model in job.models for line in _estimate(job, model, store)]
+        return [line for source in sources for line in _estimate(job, source, store)]
 
 
-def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
+def _estimate(job: EmbedJobSection, source: ModelSource, store: Store) -> list[str]:
+    from esmeray.inference.embedding.worker import open_worker  # imported here, because it loads torch
+
     worker = open_worker(source, job, store)
     facts = worker.facts
     check_settings(job, facts.outputs)
@@ -184,7 +215,7 @@ def _estimate(job: EmbedJobSection, source: str, store: Store) -> list[str]:
     # Batches are sampled from the whole job: the first or the longest only would be faster or slower than the mean.
     random = np.random.default_rng(0)
     with status_line() as show:
-        show(f"measuring {source}")
+        show(f"measuring {source.name}")
         while start_s is None or time.perf_counter() - start_s < MEASURED_S:
             shard = plan.shard(int(random.integers(plan.num_shards)))
             batches = shard.batches()
@@ -227,7 +258,7 @@ def _connected(cluster: RaySection | None, shared: Path | None = None) -> Abstra
     return connected(cluster, shared)
 
 
-def _recorded_precision(partial: Path, before: list[Index]) -> Any:
+def _recorded_precision(partial: Path, before: Sequence[Index]) -> Any:
     """Precision of the unfinished work or finished output that a job continues; None if there is neither."""
     jobs = [read_json(path, REMEDY) for path in partial.glob(f"*/{JOB_FILE}")]
     jobs += [index.manifest.job for index in before]
@@ -249,7 +280,7 @@ def _resolved(job: EmbedJobSection, cluster: RaySection | None, recorded: Any = 
     device = job.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise ResourceError("--embed.device cuda: no GPU found; use cpu")
-    shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes) / job.cpus_per_worker
+    shares = gpus / job.gpus_per_worker if device == "cuda" else sum(node.cpus for node in nodes)
     workers = 1 if cluster is None else job.workers or max(1, int(shares))
     precision = job.precision or recorded
     if precision is None and cluster is not None:

@@ -6,7 +6,7 @@ rejected, and the message names the difference.
 
 import json
 import logging
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,9 @@ from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.known import EarlierOutput, Source, find_known, write_known
 from esmeray.inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
-from esmeray.inference.embedding.report import Spent, performance, report_name
-from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
-from esmeray.inference.embedding.shard_files import Cache, ShardFiles
-from esmeray.inference.embedding.worker import LocalEngine
-from esmeray.inference.models.source import find_model
+from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection, report_name
+from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
+from esmeray.inference.models.source import ModelSource
 from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
 
 log = logging.getLogger(__name__)
@@ -52,7 +50,7 @@ class ModelJob:
         self,
         settings: EmbedJobSection,
         cluster: RaySection | None,
-        source: str,
+        source: ModelSource,
         files: ShardFiles,
         store: Store,
         before: Index | None = None,
@@ -62,97 +60,92 @@ class ModelJob:
         self.before = before
         self.folder = files.folder
         self.chosen = np.arange(len(store)) if before is None else _new_records(store, before, settings)
-        self.spent = Spent()
 
     def compute(self) -> None:
         """Compute the missing shards. Raises ConfigError if the output to grow has another model or settings."""
-        start_s = time.perf_counter()
         with status_line() as show:
-            show(f"loading {self.source}")
+            show(f"loading {self.source.name}")
             engine = self._engine()
         try:
             self.facts: JobFacts = engine.facts
             check_settings(self.settings, self.facts.outputs)
             self._accept()
-            if not self.chosen.size:
-                return
-            self.unknown = self.facts.unknown.report(self.store.text(record) for record in self.chosen.tolist())
-            self._restore()
-            todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
-            if not todo:
-                return
-            before, computing_s = self.spent.model_copy(), time.perf_counter()
-            log.info("%s: %d of %d shards to compute", self.source, len(todo), self.plan.num_shards)
-            with record_bar(f"embedding by {self.source}") as bar:
-                done = sum(row.sequences for row in self.rows.values())
-
-                def progress(sequences: int) -> None:
-                    nonlocal done
-                    done += sequences
-                    bar(done / self.plan.num_sequences, done)
-
-                progress(0)
-                for row in engine.run([self.plan.shard(number) for number in todo], progress):
-                    self.rows[row.number] = row
-                    # Written after each shard, so that a killed process keeps the time of its finished shards.
-                    now_s = time.perf_counter()
-                    self.spent.seconds = before.seconds + now_s - start_s
-                    self.spent.computing_s = before.computing_s + now_s - computing_s
-                    self._write_spent()
-                    log.info(
-                        "shard %d: %d sequences, %.0f residues/s",
-                        row.number,
-                        row.sequences,
-                        row.residues / row.seconds,
-                    )
-                    if row.splits:
-                        log.warning(
-                            "shard %d: %d batches were split after running out of memory", row.number, row.splits
-                        )
-                    if self._cache is not None:
-                        self.files.fetch()  # at a URI, an actor on another node may have uploaded it
-                        self._cache.keep(row, self.plan, self.store, self.files)
+            if self.chosen.size:
+                self.unknown = self.facts.unknown.report(self.store.text(record) for record in self.chosen.tolist())
+                self._restore()
+                self._compute_missing(engine)
         finally:  # also after an error: actors hold their devices until they are closed
             engine.close()
 
     def assemble(self, building: Path) -> dict[str, Any]:
         """Write the final files and the report, and return the report."""
-        start_s = time.perf_counter()
+        from esmeray.inference.embedding.report import performance  # imported here, because it loads torch
+
         self.files.fetch()
         job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
         rows = [self.rows[number] for number in sorted(self.rows)]  # actors finish them in any order
         assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
-        write_training(building, [find_model(self.source)])
+        write_training(building, [self.source])
         with status_line() as show:
             assembly.write(self.facts.outputs, job, show)
-        self.spent.seconds += time.perf_counter() - start_s
-        report = performance(
-            self.facts, self.plan, rows, self.settings, self.spent, count_lines(self.store.manifest.counts)
-        )
+        report = performance(self.facts, self.plan, rows, self.settings, count_lines(self.store.manifest.counts))
         report["unknown"] = self.unknown
         write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report
 
     def _engine(self) -> Any:
         job = self.settings, self.source, self.store, self.files
+        # Imported here: they load torch and Ray.
         if self.cluster is None:
+            from esmeray.inference.embedding.worker import LocalEngine
+
             return LocalEngine(*job)
-        from esmeray.inference.embedding.cluster import ClusterEngine  # imported here, because it needs Ray
+        from esmeray.inference.embedding.cluster import ClusterEngine
 
         return ClusterEngine(*job, max_failures=self.cluster.max_failures)
 
-    def _accept(self) -> None:
-        """Compare the job with finished and unfinished work, plan it and write its identity."""
-        settings = self.settings
+    def _compute_missing(self, engine: Any) -> None:
+        todo = [number for number in range(self.plan.num_shards) if number not in self.rows]
+        log.info("%s: %d of %d shards to compute", self.source.name, len(todo), self.plan.num_shards)
+        done = sum(row.sequences for row in self.rows.values())
+        with record_bar(f"embedding by {self.source.name}") as bar:
+
+            def progress(sequences: int) -> None:
+                nonlocal done
+                done += sequences
+                bar(done / self.plan.num_sequences, done)
+
+            progress(0)
+            for row in engine.run([self.plan.shard(number) for number in todo], progress):
+                self.rows[row.number] = row
+                rate = row.residues / row.seconds
+                log.info("shard %d: %d sequences, %.0f residues/s", row.number, row.sequences, rate)
+                if row.splits:
+                    log.warning("shard %d: %d batches were split after running out of memory", row.number, row.splits)
+                self._cache_shard(row)
+
+    def _cache_shard(self, row: ShardRow) -> None:
+        if self._cache is not None:
+            self.files.fetch()  # at a URI, an actor on another node may have uploaded it
+            self._cache.keep(row, self.plan, self.store, self.files)
+
+    def _identity(self) -> dict[str, Any]:
+        """The model and the settings that values depend on."""
         # Outputs from before the setting `weights` existed lack it; they have stored weights.
-        left_out = {"device", "stream", *(["weights"] if settings.weights == "stored" else [])}
-        identity = {
+        left_out = {"device", "stream", *(["weights"] if self.settings.weights == "stored" else [])}
+        names = EmbedSection.model_fields.keys() - left_out
+        return {
             "model": self.facts.fingerprint,
             "device": self.facts.device_name,
             # The device's name above identifies it, however it was chosen. Streamed layers give the same values as
             # layers in memory.
-            "settings": settings.model_dump(mode="json", include=EmbedSection.model_fields.keys() - left_out),
+            "settings": self.settings.model_dump(mode="json", include=names),
         }
+
+    def _accept(self) -> None:
+        """Compare the job with finished and unfinished work, plan it and write its identity."""
+        settings = self.settings
+        identity = self._identity()
         # After the model is loaded, because its fingerprint shows whether the finished output belongs to this job.
         changes = [] if self.before is None else differences(self.before.manifest.job, identity)
         if changes:
@@ -168,16 +161,22 @@ class ModelJob:
         self._sources |= dict(enumerate(others, 2))
         self.plan = self._plan()
         self.job: dict[str, Any] = {"input": self.store.checksum, **identity, "plan": self.plan.checksum}
+        earlier = [other.index for other in others]
         # Recorded instead of rejected: vectors from another device differ in their last bits only.
-        if settings.known:
-            self.job["known"] = [f"{other.index.source} ({other.index.manifest.job.get('device')})" for other in others]
+        if earlier:
+            self.job["known"] = [f"{index.source} ({index.manifest.job.get('device')})" for index in earlier]
         if self.before is not None:
             self.job[CONTINUES] = file_xxh128(self.before.parts[-1].folder / MANIFEST_FILE)
+            earlier.append(self.before)
         accept(self.folder.parent, self.job, f"{self.folder.name}/{JOB_FILE}")
         # Added after `accept`, because a job may resume on another processor. Recorded instead of rejected, as above.
         self.job["arithmetic"] = self.facts.arithmetic
-        earlier = [] if self.before is None else [self.before]
-        for index in [*earlier, *(other.index for other in others)]:
+        self._compare_arithmetic(earlier)
+        self.files.keep(self.folder / JOB_FILE)
+
+    def _compare_arithmetic(self, earlier: Sequence[Index]) -> None:
+        """Log the outputs whose values may differ from this job's in the last bits."""
+        for index in earlier:
             theirs = index.manifest.job.get("arithmetic")
             if theirs != self.facts.arithmetic:
                 log.warning(
@@ -186,7 +185,6 @@ class ModelJob:
                     theirs or "unknown arithmetic",
                     self.facts.arithmetic,
                 )
-        self.files.keep(self.folder / JOB_FILE)
 
     def _plan(self) -> Plan:
         """Make the plan. Sequences that were known at the first start stay known."""
@@ -207,20 +205,12 @@ class ModelJob:
             self.files.keep(path)
         return plan
 
-    def _write_spent(self) -> None:
-        write_atomically(self.folder / "spent.json", self.spent.model_dump_json())
-
     def _restore(self) -> None:
+        """Find the shards of earlier starts, and write the shards of known sequences."""
         self.rows = self.files.done()
-        if (self.folder / "spent.json").is_file():
-            path = self.folder / "spent.json"
-            with parsing(path, "remove it; the report will then lack the time of earlier attempts"):
-                self.spent = Spent.model_validate_json(path.read_bytes())
         if self.rows:
-            log.info("%s: resuming, %d of %d shards done", self.source, len(self.rows), self.plan.num_shards)
-        self.spent.starts += 1
-        self._write_spent()
-        if self.plan.num_cached and not all(number in self.rows for number in range(self.plan.num_cached)):
+            log.info("%s: resuming, %d of %d shards done", self.source.name, len(self.rows), self.plan.num_shards)
+        if not all(number in self.rows for number in range(self.plan.num_cached)):
             known = np.load(self.folder / KNOWN_FILE)
             written = write_known(self._sources, known, self.plan, self.store, self.files, self.facts.outputs)
             self.rows |= {row.number: row for row in written}

@@ -58,9 +58,10 @@ class EmbedJobSection(EmbedSection):
     """Maximum size of the cache in GB. Beyond it the oldest values are removed."""
     workers: PositiveInt | None = None
     """Number of cluster actors. Default: one per GPU, or one per CPU core."""
-    cpus_per_worker: PositiveInt = 1
-    """CPU cores per actor."""
     gpus_per_worker: PositiveFloat = 1.0
     """GPUs per actor; 0.5 runs two small models on each GPU."""
-    stage_dir: Path | None = None
-    """Folder on each node's local disk that the store is copied to."""
+
+
+def report_name(device: str) -> str:
+    """File name of a job's report on this kind of device."""
+    return f"embedding_performance_report_{device}.json"

@@ -24,6 +24,7 @@ from esmeray.inference.embedding.shard_files import Computed, ShardFiles, ShardR
 from esmeray.inference.models.kinds import Output, kind_of
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
+from esmeray.inference.models.source import ModelSource
 from esmeray.model.device import DTYPES
 from esmeray.model.forward_loop import Indices
 
@@ -154,14 +155,13 @@ class ShardWorker:
         return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
-def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
+def open_worker(source: ModelSource, job: EmbedJobSection, store: Store) -> ShardWorker:
     """Open a job's model with only the heads that its outputs need."""
     model = open_model(
         source,
         job.precision or "fp32",
         job.device or "cpu",
         heads=[kind.head for kind in map(kind_of, job.outputs) if kind.head],
-        random_weights=job.random_weights,
         stream=job.stream,
         weights=job.weights,
     )
@@ -171,7 +171,7 @@ def open_worker(source: str, job: EmbedJobSection, store: Store) -> ShardWorker:
 class LocalEngine:
     """Computes shards in this process; one is written while the next is computed."""
 
-    def __init__(self, job: EmbedJobSection, source: str, store: Store, files: ShardFiles) -> None:
+    def __init__(self, job: EmbedJobSection, source: ModelSource, store: Store, files: ShardFiles) -> None:
         self._worker, self._files = open_worker(source, job, store), files
         self.facts = self._worker.facts
 

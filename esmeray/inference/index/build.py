@@ -35,6 +35,7 @@ from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, ranges, write_training
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.sequence_list import checked_list
+from esmeray.inference.embedding.section import report_name
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
 from esmeray.inference.index.metric import MetricName, prepared, unusable
 from esmeray.inference.index.opening import open_index
@@ -93,7 +94,7 @@ def build_index(
         vectors: folders of embeddings, or URIs of them.
         output: folder to make, or the URI of one. An index that is there gets the vectors whose ids it lacks.
         overwrite: replace an index in place of extending it.
-        settings: others of the command: ``kind``, ``metric``, ``name`` and ``lists``.
+        settings: others of the command: ``kind``, ``metric`` and ``name``.
 
     Returns the manifest of the index, and the number of new and of known vectors; :func:`esmeray.search` takes the
     output. Raises EsmerayError for what the command refuses.
@@ -138,12 +139,11 @@ def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: boo
             return Built(before, 0, total)
         job = {
             **manifest.model_dump(mode="json", exclude={"model"}),
-            "lists": section.lists,
             "sources": [file_xxh128(part.folder / MANIFEST_FILE) for source in opened for part in source.parts],
         }
         accept(partial, job)
         with journal(partial) as done, record_bar("indexing") as bar:
-            trained = _trained(partial, base, manifest, section, rows)
+            trained = _trained(partial, base, manifest, rows)
             complete = _grown(partial, done, manifest, rows, trained, lambda count: bar(count / new, count))
         making = made_folder(output, MADE_BY, overwrite) if base is None else grown_folder(output, base, MADE_BY)
         with making as building:
@@ -200,17 +200,11 @@ def _manifest(section: IndexSection, sources: Sequence[Embeddings], before: Inde
             raise ConfigError(
                 f"--index.{name} {wanted}: {section.output} has {name} {there}; choose another --index.output"
             )
-    if section.lists is not None:
-        raise ConfigError(
-            f"--index.lists: {section.output} already has its clusters; remove the option, or pass --overwrite"
-        )
     return before
 
 
 def _model_of(source: Embeddings) -> SourceModel | None:
     """Model of an embedding job, if its report names one."""
-    from esmeray.inference.embedding.report import report_name  # imported here, because it loads torch
-
     report = next(source.folder.glob(report_name("*")), None)
     if report is None or "settings" not in source.manifest.job:
         return None
@@ -240,9 +234,7 @@ def _part_rows(channels: int) -> int:
     return max(1, min(PART_ROWS, PART_BYTES // (4 * channels)))
 
 
-def _trained(
-    partial: Path, base: Path | None, manifest: IndexManifest, section: IndexSection, rows: Sequence[NewRows]
-) -> Path | None:
+def _trained(partial: Path, base: Path | None, manifest: IndexManifest, rows: Sequence[NewRows]) -> Path | None:
     """Train the clusters of a compressed index and return their file. An extension uses the existing file."""
     if manifest.kind == "exact":
         return None
@@ -252,9 +244,7 @@ def _trained(
 
     path = partial / TRAINED_FILE
     count = sum(len(group.records) for group in rows)
-    lists = section.lists or num_lists(count, manifest.channels)
-    if lists > count:
-        raise ConfigError(f"--index.lists {lists}: more lists than vectors ({count:,})")
+    lists = num_lists(count, manifest.channels)
     recorded = path.with_suffix(".xxh128")
     if recorded.exists():
         check_file(path, f"remove {partial} and start again", xxh128=recorded.read_text())

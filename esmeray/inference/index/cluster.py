@@ -42,9 +42,9 @@ class _SearchActor:
         return self._index.candidates(*queries_and_hits)
 
 
-def _opened_part(source: str, probes: int | None, cpus: int, parts: slice, entries: list[PartEntry]) -> Index:
+def _opened_part(source: str, probes: int | None, parts: slice, entries: list[PartEntry]) -> Index:
     # Set before torch and faiss are loaded; they would otherwise use all cores.
-    os.environ["OMP_NUM_THREADS"] = str(cpus)
+    os.environ["OMP_NUM_THREADS"] = "1"
     index = open_index(source, probes, parts)
     if index.manifest.parts != entries:
         raise ResourceError(f"{source}: the index differs between nodes; copy the same index to all nodes")
@@ -83,12 +83,10 @@ def merged(of_parts: Sequence[Candidates], considered: int) -> Candidates:
 
 
 @contextmanager
-def on_cluster(
-    index: Index, source: Path, ray: RaySection, workers: int, cpus_per_worker: int, probes: int | None
-) -> Iterator[ClusterIndex]:
+def on_cluster(index: Index, source: Path, ray: RaySection, workers: int, probes: int | None) -> Iterator[ClusterIndex]:
     """Search the index with Ray actors for the duration of a block.
 
-    There are at most ``workers`` actors, with at least one part each.
+    There are at most ``workers`` actors, with at least one part and one core each.
 
     ``source``: the index folder, shared by all nodes, or its URI. Raises ResourceError if the cluster lacks cores or a
     node has another index at that path; ConfigError for vectors without an index on disk.
@@ -101,16 +99,16 @@ def on_cluster(
     ended = threading.Event()
     with connected(ray), ThreadPoolExecutor(len(groups)) as threads:
         # Checked here, because Ray would wait forever for more cores.
-        room = sum(node.cpus // cpus_per_worker for node in cluster_resources())
+        room = sum(node.cpus for node in cluster_resources())
         if room < len(groups):
             raise ResourceError(f"--search.workers {workers}: the cluster has room for {room}; request fewer")
 
         def pool(parts: slice) -> ActorPool:
             return ActorPool(
                 _SearchActor,
-                partial(_opened_part, absolute_path(str(source)), probes, cpus_per_worker, parts, entries[parts]),
+                partial(_opened_part, absolute_path(str(source)), probes, parts, entries[parts]),
                 1,
-                {"num_cpus": cpus_per_worker},
+                {"num_cpus": 1},
                 at_once=1,
                 max_failures=ray.max_failures,
                 log=log,

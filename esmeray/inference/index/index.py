@@ -22,8 +22,8 @@ from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import prepared, shown, unusable
 from esmeray.inference.index.parts import REMEDY, IndexManifest
 
-_OWN = 256
-"""Rows of the index that are searched together in the index itself, to limit memory: all rows may be hits."""
+_OWN_HITS = 2**26
+"""Maximum hits in memory while rows of the index are searched in it: all rows may be hits."""
 
 Hits = tuple[NDArray[np.int64], Values]
 """(Q, K) rows, the nearest first, and (Q, K) scores."""
@@ -170,7 +170,8 @@ class Index(ABC):
         self, rows_n: NDArray[np.int64], top_k: int
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.floating]]]:
         """Yield each of these rows with the rows (K,) and scores (K,) of its hits, nearest first, without itself."""
-        for start, stop in ranges(len(rows_n), _OWN):
+        size = max(1, min(self.at_once, _OWN_HITS // (top_k + 1)))
+        for start, stop in ranges(len(rows_n), size):
             hits_nk, scores_nk = self.search(self.vectors(rows_n[start:stop]), top_k + 1)
             for row, hits_k, scores_k in zip(rows_n[start:stop].tolist(), hits_nk, scores_nk, strict=True):
                 # If the row is not among its own hits, there is one hit too many. Missing hits are -1.

@@ -1,5 +1,7 @@
 """Search for the nearest neighbours of proteins by their embeddings: a DataFrame of hits, or hits one by one.
 
+Queries are existing vectors, or sequences that are embedded by the model of the index.
+
 Shape legend: n queries of a block, C channels, k hits of a query.
 """
 
@@ -7,24 +9,24 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
 from esmeray.common.remote import local_path, uri_of
-from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import ranges, read_manifest
+from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.section import IngestSection
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, unusable
 from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.parts import INDEX_FILE
-from esmeray.inference.index.queries import opened_queries
+from esmeray.inference.index.parts import INDEX_FILE, IndexManifest, SourceModel
 from esmeray.inference.retrieval.conformal import Calibration, ascending, calibrated
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from esmeray.inference.settings import SearchSettings
 
 _BLOCK = 1024
+_KEPT = ("layers", "precision", "weights", "long", "max_length", "overlap")
+"""Job settings that a sequence's vector depends on."""
 
 
 class SearchSection(Section):
@@ -53,8 +57,6 @@ class SearchSection(Section):
     """Output of the folders. Default: their first."""
     workers: PositiveInt | None = None
     """Actors of a Ray cluster that search an index, each its own parts; at most one a part. Default: this process."""
-    cpus_per_worker: PositiveInt = 1
-    """CPU cores that each actor gets."""
     error_rate: Annotated[float | None, Field(gt=0, lt=1)] = None
     """Largest expected share of false hits of a query. none: all hits, whatever their score."""
     calibration: Path | None = None
@@ -65,8 +67,6 @@ class SearchSection(Section):
     """Last parts of a label, with dots between them, in which a true hit may differ."""
     label_column: str = "label"
     """Column of the labels in the file of labels."""
-    not_missing: list[str] = Field(default=[])
-    """Labels that are names, although tables mean a missing value by them, e.g. NA (neuraminidase)."""
 
 
 @dataclass(frozen=True)
@@ -89,26 +89,32 @@ class Search:
 
     def hits(self) -> Iterator[tuple[Any, ...]]:
         """The values of :attr:`columns` of each hit, the best of a query first."""
-        own = self.queries is None
+        found = self._own_hits() if self.queries is None else self._hits_of(self.queries)
         with record_bar("searching") as bar:
-            for start, ids, block_nC in _blocks(self.index, self.queries):
-                # One more where each protein finds itself, which is left out below.
-                rows_nk, scores_nk = self.index.search(block_nC, self.top_k + own)
-                for number, name in enumerate(ids):
-                    # -1: an index may have no more.
-                    is_hit_k = (rows_nk[number] >= 0) & ~(own & (rows_nk[number] == start + number))
-                    rows = rows_nk[number][is_hit_k][: self.top_k]
-                    scores = scores_nk[number][is_hit_k][: self.top_k]
-                    columns = [scores.tolist()]
-                    if self.calibration:
-                        nearness = ascending(self.index.metric, scores)
-                        rows = rows[nearness >= self.calibration.threshold]
-                        columns.append(self.calibration.p_values(nearness).tolist())
-                    for rank, target, *values in zip(
-                        range(1, len(rows) + 1), self.index.ids(rows), *columns, strict=False
-                    ):
-                        yield name, rank, target, *values
-                bar((start + len(ids)) / self.count, start + len(ids))
+            for number, (query, rows_k, scores_k) in enumerate(found, 1):
+                columns = [scores_k.tolist()]
+                if self.calibration:
+                    nearness_k = ascending(self.index.metric, scores_k)
+                    rows_k = rows_k[nearness_k >= self.calibration.threshold]
+                    columns.append(self.calibration.p_values(nearness_k).tolist())
+                for rank, (target, *values) in enumerate(zip(self.index.ids(rows_k), *columns, strict=False), 1):
+                    yield query, rank, target, *values
+                bar(number / self.count, number)
+
+    def _own_hits(self) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.floating]]]:
+        """Yield the id of each protein of the index, with rows (k,) and scores (k,) of its hits."""
+        for row, rows_k, scores_k in self.index.own_hits(np.arange(self.index.count), self.top_k):
+            (name,) = self.index.ids([row])
+            yield name, rows_k, scores_k
+
+    def _hits_of(self, queries: Embeddings) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.floating]]]:
+        """Yield the id of each query, with rows (k,) and scores (k,) of its hits."""
+        for start, block_nC in queries.finite_blocks(_BLOCK):
+            queries.refuse(start, *unusable(self.index.metric, block_nC))
+            hits = zip(*self.index.search(block_nC, self.top_k), strict=True)
+            for number, (rows_k, scores_k) in enumerate(hits, start):
+                is_hit_k = rows_k >= 0  # -1: the index has no more
+                yield queries.ids[number], rows_k[is_hit_k], scores_k[is_hit_k]
 
 
 def search(
@@ -167,7 +173,6 @@ def searching(
                 section.calibration_level,
                 section.calibration_queries,
                 section.top_k,
-                section.not_missing,
             )
         yield Search(index, queries, calibration, section.top_k)
 
@@ -202,18 +207,44 @@ def _searched(
         return nullcontext(index)
     from esmeray.inference.index.cluster import on_cluster  # here: it loads Ray
 
-    return on_cluster(
-        index, database, RaySection(address=address), section.workers, section.cpus_per_worker, section.probes
-    )
+    return on_cluster(index, database, RaySection(address=address), section.workers, section.probes)
 
 
-def _blocks(index: Index, queries: Embeddings | None) -> Iterator[tuple[int, list[str], Values]]:
-    """The number of the first query of a block, ids and vectors; of the index itself where there are no queries."""
-    if queries is None:
-        for start, stop in ranges(index.count, _BLOCK):
-            rows = np.arange(start, stop)
-            yield start, index.ids(rows), index.vectors(rows)
+@contextmanager
+def opened_queries(
+    queries: Path, manifest: IndexManifest, ingest: IngestSection, model: str | None = None
+) -> Iterator[Embeddings]:
+    """Open the vectors of an embeddings folder, or embed FASTA files or a store for the duration of a block.
+
+    ``model``: overrides the index's model. Raises ConfigError if neither names a model.
+    """
+    source = local_path(queries)
+    if (source / MANIFEST_FILE).is_file():
+        # Use the index's output name if the folder has it; vectors made by other tools may have a different name.
+        has_name = manifest.output in read_manifest(source).outputs
+        yield open_vectors(source, manifest.output if has_name else None)
         return
-    for start, block_nC in queries.finite_blocks(_BLOCK):
-        queries.refuse(start, *unusable(index.metric, block_nC))
-        yield start, queries.ids[start : start + len(block_nC)], block_nC
+    if manifest.model is None and model is None:
+        raise ConfigError(
+            f"--search.queries {queries}: not a folder of embeddings, and the database does not record its "
+            "model; give --search.model, or embeddings"
+        )
+    # Imported here, because existing vectors need no model.
+    from esmeray.inference.embedding.job import run_job
+    from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
+
+    known = manifest.model or SourceModel(source="", random_weights=False, settings={})
+    settings = {name: value for name, value in known.settings.items() if name in _KEPT}
+    # Embedded with the index's settings, because other settings would change the vectors more than proteins differ. The
+    # file settings apply to this block only.
+    settings |= {"outputs": [manifest.output.partition("_layer_")[0]], "format": "npy", "dtype": "fp32"}
+    with TemporaryDirectory() as folder:
+        job = EmbedJobSection(
+            **EmbedSection(**settings).model_dump(),
+            models=[model or known.source],
+            random_weights=known.random_weights,
+            input=[str(queries)],
+            output=Path(folder) / "queries",
+        )
+        run_job(job, ingest)
+        yield open_vectors(job.output, manifest.output)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from esmeray.inference.index.metric import MetricName
-from esmeray.train_config.section import PositiveInt, Section
+from esmeray.train_config.section import Section
 
 Kind = Literal["exact", "compressed"]
 
@@ -22,7 +22,3 @@ class IndexSection(Section):
     """Similarity metric: cosine, dot or l2. Default: cosine, or the existing index's metric."""
     name: str | None = None
     """Output of the embedding folders. Default: their first, or the existing index's output."""
-    lists: PositiveInt | None = None
-    """Number of clusters of a compressed index. Default: 4 times the square root of the number of vectors, with at
-    least 39 vectors per cluster.
-    """

@@ -7,12 +7,12 @@ the model.
 Shape legend: T tokens of a batch, N sequences, R residues of all of them, D channels of a layer, C channels of a row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ from esmeray.installation import added, expect
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from esmeray.dataset.tokens.base import SequenceTokenizer
+    from esmeray.inference.models.model import Model
     from esmeray.inference.models.packing import ModelInput
-    from esmeray.model.backbones.base import PackedBackbone
 
 
 class Output(NamedTuple):
@@ -95,19 +94,6 @@ class Limit(NamedTuple):
     crop: FixedCrop = "start"
 
 
-class HasOutputs(Protocol):
-    """Interface of :class:`~esmeray.inference.models.model.Model` for its outputs, so that they need not import it."""
-
-    facts: ModelFacts
-    tokenizer: "SequenceTokenizer"
-    backbone: "PackedBackbone"
-    heads: Mapping[str, Any]
-
-    @property
-    def around(self) -> tuple[int, int]:
-        """Special tokens before and after each sequence."""
-
-
 @dataclass(frozen=True)
 class OutputKind:
     """Definition of a kind of output.
@@ -127,15 +113,15 @@ class OutputKind:
     """
 
     description: str
-    rows: "Callable[[HasOutputs, Tensor, ModelInput], Tensor]"
-    per: Per | Callable[[HasOutputs], Per] = "protein"
+    rows: "Callable[[Model, Tensor, ModelInput], Tensor]"
+    per: "Per | Callable[[Model], Per]" = "protein"
     reads: Literal["layer", "last", "tokens"] = "layer"
-    features: "Callable[[HasOutputs, Tensor], Tensor]" = lambda model, hidden_TD: hidden_TD
+    features: "Callable[[Model, Tensor], Tensor]" = lambda model, hidden_TD: hidden_TD
     head: str | None = None
     predicts: bool = False
-    channels: Callable[[HasOutputs], int | None] = lambda model: model.facts.hidden_size
+    channels: "Callable[[Model], int | None]" = lambda model: model.facts.hidden_size
 
-    def channels_of(self, model: HasOutputs) -> int | None:
+    def channels_of(self, model: "Model") -> int | None:
         """C for this model; None if it lacks the output."""
         return self.channels(model) if self.head is None or self.head in model.heads else None
 

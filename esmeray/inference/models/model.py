@@ -82,7 +82,7 @@ class Model:
         self._architecture = architecture(backbone)
         special = sum(self.around)
         per_token, per_pair = forward_flops(backbone)
-        self.facts = ModelFacts(
+        self.facts: ModelFacts = ModelFacts(
             name=name,
             task=task,
             fingerprint=self._fingerprint(opened.heads),

@@ -9,8 +9,8 @@ import torch
 from esmeray.common.errors import ConfigError
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import Model
-from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of, rename_errors
-from esmeray.model.backbones.source import SOURCE_KEY, weights_folder
+from esmeray.inference.models.source import ModelSource, check_model, config_of, limit_of
+from esmeray.model.backbones.source import weights_folder
 from esmeray.model.backbones.stored_weights import num_parameters
 from esmeray.model.device import DTYPES, check_device, choose_device, refuse_forked
 from esmeray.model.section import BackboneSection
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def open_model(
-    source: str | Path,
+    source: str | Path | ModelSource,
     precision: Precision = "fp32",
     device: torch.device | str | None = None,
     *,
@@ -36,7 +36,7 @@ def open_model(
     """Open the model that ``source`` names, for inference.
 
     Args:
-        source: a run, an export, or a folder, hub name or size of transformers.
+        source: a run, an export, or a folder, hub name or size of transformers; or a model that is located already.
         precision: precision of weights and computation.
         device: cpu, cuda, cuda:1 ...; by default CUDA if available.
         heads: tasks whose heads are loaded; None for all that the model has.
@@ -56,26 +56,24 @@ def open_model(
     >>> model.embed(["MKTAYIAKQR", "MSILVTRPSP"]).shape
     (2, 320)
     """
-    refuse_forked(str(source))
     section = LargeModelSection.of(precision=precision, stream=stream, weights=weights)
     precision = section.precision or "fp32"
     if device is not None:  # first, so that a wrong name is reported before gigabytes are read
         check_device(device)
-    located = check_model(source, random_weights, key)
+    located = source if isinstance(source, ModelSource) else check_model(source, random_weights, key)
+    refuse_forked(located.name)
     target = choose_device() if device is None else torch.device(device)
-    with rename_errors(key):
-        streamed = _is_streamed(located, section.stream, weights, precision, target)
+    streamed = _is_streamed(located, section.stream, weights, precision, target, key)
+    if located.task is None:
         with_head = heads is None or "masked_lm" in heads
-        opened = (
-            open_network(located.path, with_head=with_head, stream=streamed, weights=weights)
-            if located.task is None
-            else open_exported(located.task, located.folder, stream=streamed, weights=weights)
-        )
+        opened = open_network(located.path, with_head=with_head, stream=streamed, weights=weights)
+    else:
+        opened = open_exported(located.task, located.folder, stream=streamed, weights=weights)
     config = config_of(located.folder) if prediction_of(located.task) else None
     return Model(
         # Unused heads cost memory, and their weights would change the fingerprint.
         opened._replace(heads={name: head for name, head in opened.heads.items() if heads is None or name in heads}),
-        name=str(source),
+        name=located.name,
         task=located.task,
         precision=precision,
         device=target,
@@ -89,7 +87,7 @@ def open_model(
 
 
 def _is_streamed(
-    located: ModelSource, stream: Stream, weights: Weights, precision: Precision, device: torch.device
+    located: ModelSource, stream: Stream, weights: Weights, precision: Precision, device: torch.device, key: str
 ) -> bool:
     """Return true if layers are read on demand.
 
@@ -99,7 +97,7 @@ def _is_streamed(
         asked = "stream true" if stream is True else f"weights {weights}"
         if stream is True or weights == "int8":
             raise ConfigError(
-                f"{SOURCE_KEY}: {asked} supports only ESM-2 checkpoints in Hugging Face format, and "
+                f"{key}: {asked} supports only ESM-2 checkpoints in Hugging Face format, and "
                 f"{located.path} is not one; remove the setting"
             )
         return False

@@ -5,19 +5,17 @@ A model is a run, an export, or a folder, hub name or size of transformers.
 This module does not import torch, so that a wrong name is reported at once.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from esmeray.common.errors import ConfigError, EsmerayError
+from esmeray.common.errors import ConfigError
 from esmeray.common.verification import verified
 from esmeray.dataset.batches.preparation import fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
-from esmeray.dataset.tokens.model_folder import local_folder
+from esmeray.dataset.tokens import model_folder
 from esmeray.inference.models.kinds import Limit
-from esmeray.model.backbones.source import SOURCE_KEY, has_random_weights, source_type
+from esmeray.model.backbones.source import has_random_weights
 from esmeray.model.export.exported_folder import read_settings, task_of
 from esmeray.model.section import BackboneSection
 from esmeray.train_config.section import Overrides
@@ -28,11 +26,13 @@ class ModelSource(NamedTuple):
     """A located model.
 
     Attributes:
+        name: the name that was given.
         path: folder, hub name or size.
         task: task that exported it; None for a transformers model.
         random_weights: true for a size, which has no trained weights.
     """
 
+    name: str
     path: str
     task: str | None
     random_weights: bool = False
@@ -49,14 +49,14 @@ def find_model(source: str | Path, key: str = "model") -> ModelSource:
     """
     source = str(source)
     if has_random_weights(BackboneSection(source=source)):
-        return ModelSource(source, None, random_weights=True)
-    folder = local_folder(source, key)
+        return ModelSource(source, source, None, random_weights=True)
+    folder = model_folder.local_folder(source, key)
     # Without a folder it is a hub name; its contents are known when transformers opens it.
     if folder is None:
-        return ModelSource(source, None)
+        return ModelSource(source, source, None)
     # A folder with the name of a size, e.g. ./bert, must not resolve to the size, which has random weights.
     path = folder.absolute() if has_random_weights(BackboneSection(source=str(folder))) else folder
-    return ModelSource(str(path), task_of(folder))
+    return ModelSource(source, str(path), task_of(folder))
 
 
 def check_model(source: str | Path, random_weights: bool, key: str = "model") -> ModelSource:
@@ -71,19 +71,9 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
             f"{key} {source}: a model size, not a checkpoint; give a folder or a hub name such as "
             "facebook/esm2_t6_8M_UR50D, or to try it with random weights, set random_weights true"
         )
-    if located.task is None:  # the manifest of an export has been read already
-        with rename_errors(key):
-            source_type(BackboneSection(source=located.path))
+    if located.task is None and not located.random_weights:  # the manifest of an export has been read already
+        model_folder.check_model(located.path, key)
     return located
-
-
-@contextmanager
-def rename_errors(key: str) -> Iterator[None]:
-    """Rename the training setting in error messages to ``key``."""
-    try:
-        yield
-    except EsmerayError as error:
-        raise type(error)(*(problem.replace(SOURCE_KEY, key) for problem in error.problems)) from error
 
 
 def exported_by(task: str, source: str | Path) -> Path:

@@ -33,6 +33,10 @@ from esmeray.run_folder.job import unfinished
 from esmeray.tools.grammar import IngestedSection, Overwrite, command
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
+FEATURES = 2048
+"""Number of principal components of the counts."""
+CHANNELS = 512
+"""Maximum number of channels of a vector."""
 _COUNTS_BYTES = 400_000
 """Memory per protein while principal components of the counts are computed."""
 _PAIR_BYTES = 12
@@ -56,10 +60,6 @@ class FitSection(Section):
     """Folder to write the model to."""
     learnt: PositiveInt = 16_384
     """Maximum number of proteins to learn from, sampled if there are more; 16,384 take about 7 GB of memory."""
-    features: PositiveInt = 2048
-    """Number of principal components of the counts."""
-    channels: PositiveInt = 512
-    """Maximum number of channels of a vector."""
     seed: NonNegativeInt = 0
     """Seed of the sample of proteins and of the principal components."""
 
@@ -94,7 +94,7 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
         _, learnt_groups = np.unique(groups[records], return_inverse=True)
         with status_line() as status:
             sequences = [store.sequence(record) for record in records.tolist()]
-            fitted = fitted_to(sequences, learnt_groups, fit.features, fit.channels, fit.seed, status)
+            fitted = fitted_to(sequences, learnt_groups, FEATURES, CHANNELS, fit.seed, status)
         write_relatives(fitted.table, fitted.head, store.sequence_hashes[records], fit.output, overwrite)
     print(
         f"{fit.output}: {counted(records.size, 'protein{s}')} in "

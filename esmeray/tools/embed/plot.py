@@ -34,13 +34,9 @@ class PlotSection(Section):
     output: Path
     """Folder to write the results to."""
     labels: Path | None = None
-    """CSV, TSV or Parquet file of labels. Default: colours show lengths."""
+    """CSV, TSV or Parquet file of labels, with a column id. Default: colours show lengths."""
     label_column: str = "label"
     """Name of the column of labels in the file of labels."""
-    id_column: str = "id"
-    """Name of the column of ids in the file of labels."""
-    not_missing: list[str] = Field(default=[])
-    """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
     method: Literal["pca", "umap"] = "pca"
     """Projection to the plane; umap needs umap-learn."""
     name: str | None = None
@@ -93,7 +89,7 @@ def _labels(path: Path, plot: PlotSection, embeddings: Embeddings) -> NDArray:
 
     Raises DataError if the table can't be read, lacks or repeats ids, or has too few ids of the embeddings.
     """
-    by_id = labels_by_id(path, plot.label_column, "plot", plot.not_missing, plot.id_column)
+    by_id = labels_by_id(path, plot.label_column, "plot")
     labels = labels_of(embeddings.ids, by_id, embeddings.source, path)
     labels_N = np.array([labels.get(record_id, "") for record_id in embeddings.ids])
     # Numeric if all labels are numbers; otherwise every label is a class.

@@ -35,12 +35,8 @@ from esmeray.common.command_line import next_command, result_console
 from esmeray.common.publishing import PARTS
 from esmeray.common.remote import uri_of
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
-from esmeray.dataset.fasta.reader import find_files
-from esmeray.dataset.section import DataSection
-from esmeray.dataset.store.conversion import source_store
-from esmeray.inference.embedding.plan import check_registered
+from esmeray.inference.embedding.job import estimate, run_job
 from esmeray.inference.embedding.section import EmbedJobSection
-from esmeray.inference.models.source import check_model
 from esmeray.run_folder.section import StorageSection
 from esmeray.tools.grammar import ClusterSection, IngestedSection, OutputWriter, command
 
@@ -58,29 +54,19 @@ def main(
 ) -> None:
     """Plan the job, compute and publish the embeddings, and print the table of performance."""
     storage.apply()
-    # A finished output may belong to this job: run_job compares them, and extends or keeps it.
-    if writer.overwrite or not any(embed.output.glob("**/embeddings.json")):
-        writer.refuse_existing(embed.output)
-    check_registered(embed)
-    # Checked here, too, so that a wrong name is reported before torch is loaded.
-    source_store(DataSection(source=embed.input)) or find_files(embed.input)
-    for model in embed.models:
-        check_model(model, embed.random_weights, "--embed.models")
     ((_, gpus),) = local_resources()
     section = RaySection(address=ray.address)
     # With one device this process computes, because starting a cluster takes time.
     many = (embed.workers or 1) > 1 or (gpus > 1 and embed.device != "cpu")
     elsewhere = find(section) != LOCAL  # raises early if the cluster can't be used
     cluster = section if many or section.address or elsewhere else None
-    # Imported here: they load torch.
-    from esmeray.inference.embedding.job import estimate, run_job
-    from esmeray.inference.embedding.report import table
-
     console = result_console()
     if dry_run:
         console.print(*estimate(embed, data.ingest, cluster=cluster), sep="\n", markup=False)
         return
     reports = run_job(embed, data.ingest, cluster=cluster, overwrite=writer.overwrite)
+    from esmeray.inference.embedding.report import table  # imported here, because it loads torch
+
     console.print(table(reports))
     # The newest part's lines, if the output has grown; parts of earlier versions have none.
     changes = [f"  {line}" for line in reports[-1].get("changes_of_input", [])]

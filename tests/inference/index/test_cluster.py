@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_two_actors_give_the_hits_of_one_process_also_while_one_is_killed(ray_address: str, folders):
     index = open_index(folders["exact"])
     rows, scores = index.search(QUERIES, 7)
-    with on_cluster(index, folders["exact"], RaySection(address=ray_address), 2, 1, None) as cluster:
+    with on_cluster(index, folders["exact"], RaySection(address=ray_address), 2, None) as cluster:
         first, second = cluster._pools
         victim = second._ready[0]
         killed = threading.Timer(0.05, ray.kill, [victim])
@@ -72,11 +72,11 @@ def test_what_actors_can_not_search_is_refused(ray_address: str, folders):
     exact = open_index(folders["exact"])
     in_memory = memory_index(read_embeddings(folders["source"]), "l2")
     for index, workers, error, words in [
-        (exact, 5, ResourceError, "--search.workers 5: the cluster has room for 1; request fewer"),
+        (exact, 5, ResourceError, "--search.workers 5: the cluster has room for 4; request fewer"),
         (in_memory, 1, ConfigError, "is not an index"),
     ]:
         refused = pytest.raises(error, match=words)
-        with refused, on_cluster(index, folders["exact"], RaySection(address=ray_address), workers, 3, None):
+        with refused, on_cluster(index, folders["exact"], RaySection(address=ray_address), workers, None):
             pass
     with pytest.raises(ResourceError, match="the index differs between nodes"):
-        _opened_part(str(folders["compressed"]), None, 1, slice(0, 2), exact.manifest.parts[:2])
+        _opened_part(str(folders["compressed"]), None, slice(0, 2), exact.manifest.parts[:2])

@@ -41,8 +41,9 @@ def make_sound(folder: Path) -> Path:
     source = make_embeddings(folder / "source", VECTORS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "PART_BYTES", ROWS * CHANNELS * 3)
+        patch.setattr(build, "num_lists", lambda rows, channels: LISTS)
         make_index([source], IndexSection(output=folder / "exact", kind="exact", metric="l2"))
-        make_index([source], IndexSection(output=folder / "compressed", kind="compressed", metric="l2", lists=LISTS))
+        make_index([source], IndexSection(output=folder / "compressed", kind="compressed", metric="l2"))
     return folder
 
 

@@ -17,17 +17,16 @@ from tests.damage import flipped, refuse_silence
 from tests.inference.models.opened import opened, rows_of
 
 
-def test_a_run_and_its_export_are_one_model_and_a_size_is_random(tmp_path: Path):
-    folder = export_tiny(tmp_path / "run" / "export")
-    assert find_model(tmp_path / "run") == find_model(folder) == ModelSource(str(folder), "classifier")
-    assert find_model("esm2_t6_8M") == ModelSource("esm2_t6_8M", None, random_weights=True)
+def test_a_run_and_its_export_are_one_model_and_a_size_is_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = tmp_path / "run"
+    folder = export_tiny(run / "export")
+    assert find_model(run) == ModelSource(str(run), str(folder), "classifier")
+    assert find_model(folder) == ModelSource(str(folder), str(folder), "classifier")
+    assert find_model("esm2_t6_8M") == ModelSource("esm2_t6_8M", "esm2_t6_8M", None, random_weights=True)
     assert find_model("facebook/esm2_t6_8M_UR50D").task is None
-
-
-def test_a_folder_with_the_name_of_a_size_is_not_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    Path("bert").mkdir()
-    assert find_model("./bert") == ModelSource(str(tmp_path / "bert"), None)
+    Path("bert").mkdir()  # a folder with the name of a size is not the size
+    assert find_model("./bert") == ModelSource("./bert", str(tmp_path / "bert"), None)
 
 
 def test_a_manifest_that_is_damaged_or_of_a_later_version_is_refused(tmp_path: Path):

@@ -12,6 +12,7 @@ from esmeray.dataset.store.sample import sample_records
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.retrieval.metrics import in_training
+from esmeray.tools.embed import fit
 from tests.dataset.stores import write_fasta
 
 FIT = "embed fit --fit.input learnt.fasta --fit.labels labels.csv --fit.level 1 --fit.output"
@@ -60,9 +61,10 @@ def test_new_members_lie_near_their_family(command, families):
 
 
 @pytest.mark.slow
-def test_a_fitted_vector_is_the_same_bytes_in_any_batch(command, families):
+def test_a_fitted_vector_is_the_same_bytes_in_any_batch(command, families, monkeypatch):
+    monkeypatch.setattr(fit, "CHANNELS", 4)
     for model in ("model", "again"):
-        command.done(f"{FIT} {model} --fit.learnt 50 --fit.features 32 --fit.channels 4")
+        command.done(f"{FIT} {model} --fit.learnt 50")
     for name in ("relatives.safetensors", "training.npy"):
         assert Path("model", name).read_bytes() == Path("again", name).read_bytes()
     model = open_model("model", device="cpu")
@@ -76,7 +78,7 @@ def test_what_can_not_be_fitted_or_was_damaged_is_refused(command, families):
     command.refused(3, "at least two groups", f"{FIT} model --fit.level 7")
     command.refused(3, "no column", f"{FIT} model --fit.label_column absent")
     assert not Path("model").exists() and not Path("model.partial").exists()
-    command.done(f"{FIT} model --fit.features 8")
+    command.done(f"{FIT} model")
     command.refused(2, "already exists", f"{FIT} model")
     weights = Path("model/relatives.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")

@@ -44,9 +44,9 @@ def test_the_page_has_every_id_a_search_box_and_needs_no_network(command, here):
 
 
 def test_picture_and_page_have_each_class_at_the_same_places_in_its_colour(command, here, saved_figures):
-    table = pd.DataFrame({"name": [*IDS[:90], "unknown"], "place": [*["in", "in", "_out"] * 30, "in"]})
+    table = pd.DataFrame({"id": [*IDS[:90], "unknown"], "place": [*["in", "in", "_out"] * 30, "in"]})
     table.to_parquet("labels.parquet")
-    options = "--plot.labels labels.parquet --plot.label_column place --plot.id_column name"
+    options = "--plot.labels labels.parquet --plot.label_column place"
     *classes, _ = plotted(command, *options.split())
     assert (classes[0]["text"], classes[0]["customdata"][0]) == (IDS[90:], [100, "no label"])
     assert len({trace["marker"]["color"] for trace in classes}) == 3

@@ -66,26 +66,14 @@ def test_hits_are_counted_as_progres_counts_them(command, labels):
     assert (levels["family"]["top_1"], levels["family"]["top_5"]) == (0, 1)
 
 
-def test_ranks_of_relatives_equal_the_hits_of_a_search(command, labels):
-    angles = {name: number / 10 for number, name in enumerate(RANKED)} | {"foreign4": 1.0, "no label": 0.05}
-    vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in angles.values()], dtype=np.float32)
-    make_embeddings(labels / "vectors", vectors, list(angles))
-    levels = evaluated(command, "vectors")
-    assert levels["family"]["sensitivity"] == pytest.approx(2 / 3) and levels["fold"]["sensitivity"] == 1
-    command.done("embed search vectors --search.output hits.tsv --search.top_k 20")
-    assert evaluated(command, "hits.tsv") == levels
+def test_queries_are_the_distinct_ids_of_a_file(command, labels):
+    fitted_vectors(labels / "vectors", [])
+    evaluate = "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.queries queries.txt"
     Path("queries.txt").write_text("q\nfamily1\n\nq\n")
-    command.done(
-        "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.queries queries.txt "
-        "--evaluate.output result.json --overwrite"
-    )
-    assert json.loads(Path("result.json").read_text())["queries"] == 2, "q repeats"
-    Path("queries.txt").write_text("\n")
-    command.refused(
-        3, "has no ids", "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.queries queries.txt"
-    )
-    Path("queries.txt").write_text("q\nnobody\n")
-    command.refused(3, "line 2", "embed evaluate vectors --evaluate.labels labels.tsv --evaluate.queries queries.txt")
+    assert "2 queries among 9 with a label" in command.done(evaluate).out
+    for text, words in ("\n", "has no ids"), ("q\nnobody\n", "line 2"):
+        Path("queries.txt").write_text(text)
+        command.refused(3, words, evaluate)
 
 
 def made_up(random: np.random.Generator, queries: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -220,8 +208,6 @@ def test_ids_as_databases_write_them_join_with_accessions(command, labels):
     command.done(f"embed search vectors {calibration}")
     plotted = command.done("embed plot vectors --plot.output plot --plot.labels labels.tsv")
     assert "12 proteins, 2 without a label" in plotted.out
-    kept = command.done("embed plot vectors --plot.output kept --plot.labels labels.tsv --plot.not_missing NA")
-    assert "12 proteins, 1 without a label" in kept.out
     Path("bad.tsv").write_text("id\tlabel\nP00001\ta\n  \tb\n")
     command.refused(
         3, "bad.tsv, row 2: column 'id' is empty; add an id", "embed evaluate vectors --evaluate.labels bad.tsv"

@@ -2,12 +2,13 @@
 
 from torch import Tensor
 
-from esmeray.inference.models.kinds import HasOutputs, OutputKind
+from esmeray.inference.models.kinds import OutputKind
+from esmeray.inference.models.model import Model
 from esmeray.inference.models.packing import ModelInput
 from esmeray.model.heads.losses import probabilities
 
 
-def _probabilities(model: HasOutputs, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
+def _probabilities(model: Model, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
     """(N, K) fp32, or (R, K) if the classifier is ``per_residue``."""
     classifier = model.heads["classifier"]
     # The classifier runs its own backbone, because pooling is part of its head.

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esmeray.inference.models.kinds import HasOutputs, OutputKind
+from esmeray.inference.models.kinds import OutputKind
+from esmeray.inference.models.model import Model
 from esmeray.inference.models.packing import ModelInput
 
 
-def _contacts(model: HasOutputs, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
+def _contacts(model: Model, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
     """(sum of squared lengths, 1) fp32; attention is computed again, one sequence at a time."""
     backbone: Any = model.backbone
     # One sequence at a time, because contacts need the (L, L) attention of all layers, which the packed kernel never

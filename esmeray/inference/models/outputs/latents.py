@@ -4,15 +4,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from esmeray.inference.models.kinds import HasOutputs, OutputKind
+from esmeray.inference.models.kinds import OutputKind
+from esmeray.inference.models.model import Model
 
 
-def latents(model: HasOutputs, hidden_TD: Tensor) -> Tensor:
+def latents(model: Model, hidden_TD: Tensor) -> Tensor:
     """(T, Z) fp32."""
     return model.heads["autoencoder"].latents(hidden_TD)
 
 
-def decoded(model: HasOutputs, latents: Sequence[Tensor]) -> Sequence[Tensor]:
+def decoded(model: Model, latents: Sequence[Tensor]) -> Sequence[Tensor]:
     """(L, K) logits of each protein's residues, decoded from its (L, Z) latents."""
     return model.heads["autoencoder"].decode(latents)[1]
 
