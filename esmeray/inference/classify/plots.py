@@ -1,6 +1,6 @@
-"""Picture of a classifier's confusion matrix, with scikit-learn's display.
+"""Plots of a classifier's confusions and of predicted numbers, with scikit-learn's displays.
 
-Shape legend: C classes.
+Shape legend: N records, C classes or columns.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import NDArray
-from sklearn.metrics import ConfusionMatrixDisplay
+from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay
 
-from esmeray.common.figure_style import INK, picture
+from esmeray.common.figure_style import BLUE, GREY, INK, picture, style
 
 MAX_CLASSES = 100
 """Maximum number of classes of a legible confusion matrix."""
 _NUMBERED_CLASSES = 20
 """Maximum classes of a confusion matrix with numbers in its cells."""
+_MAX_COLUMNS = 9
+_MAX_POINTS = 2000
 _MAX_NAME_LENGTH = 36
 
 
@@ -49,6 +51,33 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
         axes.tick_params(colors=INK, labelsize=font)
         axes.set_xlabel("predicted\n(darker: larger share of its row)", color=INK)
         axes.set_ylabel("true class", color=INK)
+
+
+def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:
+    """Draw measured (NaN if missing) against predicted numbers, one panel for each of the first columns."""
+    shown = names[:_MAX_COLUMNS]
+    across = min(len(shown), 3)
+    down = -(-len(shown) // across)
+    with picture(path, 1.2 + 4.2 * across, 0.8 + 4.0 * down, "Measured vs. predicted") as figure:
+        panels = figure.subplots(down, across, squeeze=False).ravel()
+        for axes, name, predicted_N, measured_N in zip(panels, shown, predicted_NC.T, measured_NC.T, strict=False):
+            known_N = np.isfinite(measured_N)
+            if known_N.any():
+                PredictionErrorDisplay.from_predictions(
+                    measured_N[known_N],
+                    predicted_N[known_N],
+                    kind="actual_vs_predicted",
+                    subsample=min(_MAX_POINTS, int(known_N.sum())),  # more points overlap, and are slow to draw
+                    random_state=0,
+                    ax=axes,
+                    scatter_kwargs={"s": 9, "color": BLUE, "alpha": 0.5, "linewidths": 0},
+                    line_kwargs={"color": GREY, "linestyle": ":"},
+                )
+                axes.set_aspect("auto")  # with the display's equal aspect, outliers would make a panel a line
+            axes.set(xlabel="predicted", ylabel="measured")
+            style(axes, f"{_legible(name)} ({known_N.sum():,} records)")
+        for axes in panels[len(shown) :]:
+            axes.set_visible(False)
 
 
 def _legible(name: str) -> str:

@@ -5,7 +5,7 @@ The report folder holds:
 - evaluation.json: all values
 - report.md: the report to read
 - confusion.tsv: the confusion matrix as counts, true classes as rows; not for several labels or numbers
-- confusion.png: the matrix as a picture, for up to 100 classes
+- confusion.png, or predictions.png for numbers
 
 Shape legend: N records, R concatenated residues of all records, C classes, labels or columns.
 """
@@ -28,7 +28,11 @@ from esmeray.dataset.targets import has_target
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines
 from esmeray.inference.classify.labelled import LabelledTexts
-from esmeray.inference.classify.plots import MAX_CLASSES, draw_confusion
+from esmeray.inference.classify.plots import (
+    MAX_CLASSES,
+    draw_confusion,
+    draw_predictions,
+)
 from esmeray.model.metrics.classification import (
     bootstrap_intervals,
     classification_metrics,
@@ -205,9 +209,11 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
 
 
 def _draw(folder: Path, scored: Scored) -> None:
-    names = scored.label_space.names
-    if scored.label_space.kind not in ("multilabel", "regression"):
-        counts_CC = confusion_matrix(scored.probabilities, scored.targets)
+    probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
+    if scored.label_space.kind == "regression":
+        draw_predictions(folder / "predictions.png", probabilities, targets, names)
+    elif scored.label_space.kind != "multilabel":
+        counts_CC = confusion_matrix(probabilities, targets)
         table = pd.DataFrame(counts_CC, names, names)
         table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
         if len(names) <= MAX_CLASSES:

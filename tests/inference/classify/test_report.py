@@ -58,6 +58,7 @@ def test_other_kinds_have_reports(tmp_path, kind):
     found = evaluation_of(scored, {}, samples=20)
     write_report(tmp_path, scored, found)
     assert {entry["name"] for entry in found["classes"]} == {"a", "b"}
+    assert (tmp_path / "predictions.png").exists() == (kind == "regression")
     assert not (tmp_path / "confusion.tsv").exists()
 
 
