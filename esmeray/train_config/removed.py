@@ -33,7 +33,7 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "LabelsSection": {"weight_column": None},
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0, "requests": 512},
     "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
-    "MutantTableSection": {"bootstrap": 1000, "more_tables": [], "not_missing": []},
+    "MutantTableSection": {"bootstrap": 1000, "more_tables": []},
     "MutationCampaignSection": {"top_share": 0.01},
     "MutationFitSection": {"bootstrap": 100},
     "LoraSection": {"dropout": 0.0},

@@ -76,7 +76,9 @@ def evaluate_designs(
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
         proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
     if not proteins:
-        raise DataError(f"{store.path}: none of the {records.size} records has a structure; give a store of structures")
+        raise DataError(
+            f"{store.path}: none of the {records.size} records has a structure; give --evaluate.predictions"
+        )
     return _summed(proteins, records.size - len(proteins))
 
 

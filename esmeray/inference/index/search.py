@@ -67,6 +67,8 @@ class SearchSection(Section):
     """Last parts of a label, with dots between them, in which a true hit may differ."""
     label_column: str = "label"
     """Column of the labels in the file of labels."""
+    not_missing: list[str] = Field(default=[])
+    """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def searching(
                 section.calibration_level,
                 section.calibration_queries,
                 section.top_k,
+                section.not_missing,
             )
         yield Search(index, queries, calibration, section.top_k)
 

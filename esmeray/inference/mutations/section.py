@@ -49,6 +49,8 @@ class MutantTableSection(MutationsSection):
     """Handling of mutants that are missing or don't match the wild type. error: reject the table; empty: leave the
     score empty and count them. Stops, deletions and other mutants without a score are always left empty and counted.
     """
+    not_missing: list[str] = Field(default=[])
+    """Texts that are values, although tables use them for missing values, e.g. NA (neuraminidase)."""
 
     @property
     def source(self) -> str:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,10 +130,11 @@ def read_mutants(
     kind = "mutant" if section.sequence_column is None else "sequence"
     settings = {**numbers, column: f"{command}.{kind}_column", groups: f"{command}.groups"}
     wanted = {name: setting for name, setting in settings.items() if name is not None}
+    read_text = partial(_text, keep=section.not_missing)
     variants: list[Variant | None] = []
     tables = []
     for path, columns, proteins in _tables(section, sequence, folder, paths, column, wanted, every_column):
-        columns |= {name: _read(path, name, columns, finite if name in numbers else _text) for name in wanted}
+        columns |= {name: _read(path, name, columns, finite if name in numbers else read_text) for name in wanted}
         variants += read_variants(
             columns[column],
             proteins,
@@ -273,7 +274,7 @@ def _tables(
         columns = Table(path, {**dict.fromkeys([*others, *needed], ""), **wanted}, MISSING).columns()
         names = [name] * len(columns[column])
         if by_column:
-            names = _read(path, PROTEIN_COLUMN, columns, _text)
+            names = _read(path, PROTEIN_COLUMN, columns, partial(_text, keep=section.not_missing))
         elif name:
             columns = {PROTEIN_COLUMN: names, **columns}
         if _SEQUENCE_COLUMN in needed:
@@ -314,10 +315,10 @@ def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value
     return values
 
 
-def _text(value: Any) -> str:
-    """Text of a value; empty if it is missing."""
+def _text(value: Any, keep: Sequence[str] = ()) -> str:
+    """Text of a value; empty if it is missing, unless ``keep`` contains it."""
     text = text_of(value).strip()
-    return "" if is_missing(text) else text
+    return "" if is_missing(text, keep) else text
 
 
 def write_scores(path: Path, final_name: str, columns: Any) -> None:

@@ -12,7 +12,7 @@ Larger scores are nearer. Shape legend: n calibrating queries, K hits of a query
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -80,19 +80,21 @@ def calibrated(
     level: int,
     queries: Path | None,
     top_k: int,
+    not_missing: Collection[str] = (),
 ) -> Calibration:
     """Calibrate with proteins of an index, each searched in the rest of it; the first ``top_k`` hits count.
 
     Args:
         level: a hit is false if its label differs before its last ``level`` parts. Hits without a label are ignored.
         queries: file with the ids of calibrating proteins; None for all with a label.
+        not_missing: texts that are values although tables use them for missing values.
 
     Raises DataError for unknown ids or too few queries.
     """
     from esmeray.dataset.labels.values import labels_by_id, labels_of  # imported here, because it loads pyarrow.compute
 
     ids = index.ids(np.arange(index.count))
-    labels = labels_of(ids, labels_by_id(labels_file, label_column, "search"), index.source, labels_file)
+    labels = labels_of(ids, labels_by_id(labels_file, label_column, "search", not_missing), index.source, labels_file)
     rows_n = chosen(queries, {name: number for number, name in enumerate(ids) if name in labels}, labels_file)
     # The method adds one query with false hits only to the calibrating queries.
     if len(rows_n) + 1 < 1 / error_rate:

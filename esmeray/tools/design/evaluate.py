@@ -23,6 +23,7 @@ from esmeray.common.command_line import result_console
 from esmeray.common.errors import DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.text import counted
+from esmeray.dataset.structures.predictions import PredictedStructures
 from esmeray.dataset.structures.store import StructureStore
 from esmeray.inference.design.calls import DesignModelSection, exported_design, load_model
 from esmeray.tools.grammar import ModelPath, OutputWriter, command
@@ -35,6 +36,8 @@ class DesignEvaluateSection(DesignModelSection):
     """Structure store of the native structures."""
     part: Literal["all", "training", "validation"] = "all"
     """Part of the store. Use validation if the model was trained on this store."""
+    predictions: Path | None = None
+    """Folder of predicted structures, for a store without structures."""
     output: Path | None = None
     """JSON file to write the metrics to."""
 
@@ -43,7 +46,8 @@ class DesignEvaluateSection(DesignModelSection):
 def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter) -> None:
     writer.refuse_file(evaluate.output)  # checked now, because evaluating takes minutes
     exported_design(model)  # checked before torch is loaded
-    store = StructureStore(evaluate.store)
+    predicted = None if evaluate.predictions is None else PredictedStructures(evaluate.predictions)
+    store = StructureStore(evaluate.store, predictions=predicted)
     records = {"all": np.arange(len(store)), "training": store.training, "validation": store.validation}[evaluate.part]
     if not records.size:
         raise DataError(

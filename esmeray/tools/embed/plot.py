@@ -37,6 +37,8 @@ class PlotSection(Section):
     """CSV, TSV or Parquet file of labels, with a column id. Default: colours show lengths."""
     label_column: str = "label"
     """Name of the column of labels in the file of labels."""
+    not_missing: list[str] = Field(default=[])
+    """Labels that are names, although tables use them for missing values, e.g. NA (neuraminidase)."""
     method: Literal["pca", "umap"] = "pca"
     """Projection to the plane; umap needs umap-learn."""
     name: str | None = None
@@ -89,7 +91,7 @@ def _labels(path: Path, plot: PlotSection, embeddings: Embeddings) -> NDArray:
 
     Raises DataError if the table can't be read, lacks or repeats ids, or has too few ids of the embeddings.
     """
-    by_id = labels_by_id(path, plot.label_column, "plot")
+    by_id = labels_by_id(path, plot.label_column, "plot", plot.not_missing)
     labels = labels_of(embeddings.ids, by_id, embeddings.source, path)
     labels_N = np.array([labels.get(record_id, "") for record_id in embeddings.ids])
     # Numeric if all labels are numbers; otherwise every label is a class.

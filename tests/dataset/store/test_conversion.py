@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -15,8 +16,10 @@ import pytest
 
 from esmeray.common import background_thread
 from esmeray.common.errors import ConfigError, DataError, ResourceError
+from esmeray.common.publishing import outputs
 from esmeray.dataset.fasta import reader as fasta
 from esmeray.dataset.section import DataSection, IngestSection, SampleSection
+from esmeray.dataset.store import conversion as store_conversion
 from esmeray.dataset.store import writer as store_writer
 from esmeray.dataset.store.conversion import convert, ensure_store, job_store
 from esmeray.dataset.store.format import DATA_FILE
@@ -69,7 +72,13 @@ def test_runs_that_prepare_one_store_at_once_all_get_it(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def interrupted_at(line: int, call: Callable[[], object], files: set[str | None]) -> bool:
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted_at(
+    line: int, call: Callable[[], object], files: set[str | None], by: Callable[[], None] = interrupt
+) -> bool:
     """Interrupt a call at the n-th executed line of these files, from 1; return whether it executed that many."""
     passed = 0
 
@@ -80,7 +89,7 @@ def interrupted_at(line: int, call: Callable[[], object], files: set[str | None]
         passed += event == "line"
         if event == "line" and passed == line:
             sys.settrace(None)
-            raise KeyboardInterrupt
+            by()
         return trace
 
     before = sys.gettrace()
@@ -104,6 +113,32 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["in.fasta"], f"interrupted at line {line}"
     assert line > 100
     assert contents(tmp_path / "store") == [("a", "MKV"), ("b", "MKL")]
+
+
+@pytest.mark.slow
+def test_a_conversion_killed_at_any_line_leaves_no_store_or_a_whole_one(tmp_path):
+    source = write_fasta(tmp_path / "in.fasta", [("a", "MKV"), ("b", "MKL")])
+    folder = tmp_path / "out"
+    target = folder / "store"
+    folder.mkdir()
+    conversion = partial(convert, [str(source)], target, IngestSection())
+    files = {module.__file__ for module in (outputs, store_conversion, store_writer)}
+    whole = 0
+    for line in count(1, 9):  # which meets the last ten lines, when the store is there already
+        killed = partial(interrupted_at, line, conversion, files, partial(signal.raise_signal, signal.SIGKILL))
+        process = FORK.Process(target=killed)
+        process.start()
+        process.join()
+        if not process.exitcode:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        assert len(list(folder.glob(".store.scratch-*"))) <= 1, "each conversion sweeps what the one before it left"
+        if target.exists():
+            assert contents(target) == [("a", "MKV"), ("b", "MKL")], f"killed at line {line}"
+            shutil.rmtree(target)
+            whole += 1
+    assert line > 150 and whole
+    assert [path.name for path in folder.iterdir()] == ["store"]
 
 
 def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path):
