@@ -61,7 +61,7 @@ def config_reference() -> str:
 
 
 def own_sections(schema: type[Section]) -> dict[str, type[Section]]:
-    """Return a command's sections, without those of an experiment, which have the same meaning there."""
+    """Return a command's sections. An experiment's are left out: they have the same meaning there."""
     return {
         name: field.annotation
         for name, field in schema.model_fields.items()

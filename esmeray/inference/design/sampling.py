@@ -150,7 +150,7 @@ class _Drafts:
         sizes_G = torch.bincount(self.groups, minlength=G).clamp(min=1)
         log_p = (sums / sizes_G[:, None]).masked_fill(~allowed, -torch.inf).log_softmax(-1)
         # Sampled on the CPU for all groups in each step, so that the numbers don't depend on the device or on earlier
-        # decisions. The number 21 keeps the designs of a seed those of earlier versions, which drew one more.
+        # decisions. The number 21 keeps a seed's designs as they were: earlier versions drew one more.
         uniform = torch.stack([torch.rand(G, 21, generator=draw) for draw in self.draws]).to(logits_T20.device)
         # Gumbel-max trick: argmax of log p + T g samples at temperature T, and takes the likeliest at 0. Clamped,
         # because 0 and 1 have no finite logarithm.
