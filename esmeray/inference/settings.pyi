@@ -76,6 +76,7 @@ class FitMutantsSettings(TypedDict, total=False):
     mutant_column: str | None
     sequence_column: str | None
     bad_mutants: Literal["error", "empty"]
+    not_missing: Sequence[str]
     measured_column: str
     features: Literal["embeddings", "one_hot"]
     zero_shot_column: str | None
@@ -128,3 +129,4 @@ class SearchSettings(TypedDict, total=False):
     calibration_queries: str | Path | None
     calibration_level: int
     label_column: str
+    not_missing: Sequence[str]

@@ -208,6 +208,8 @@ def test_ids_as_databases_write_them_join_with_accessions(command, labels):
     command.done(f"embed search vectors {calibration}")
     plotted = command.done("embed plot vectors --plot.output plot --plot.labels labels.tsv")
     assert "12 proteins, 2 without a label" in plotted.out
+    kept = command.done("embed plot vectors --plot.output kept --plot.labels labels.tsv --plot.not_missing NA")
+    assert "12 proteins, 1 without a label" in kept.out
     Path("bad.tsv").write_text("id\tlabel\nP00001\ta\n  \tb\n")
     command.refused(
         3, "bad.tsv, row 2: column 'id' is empty; add an id", "embed evaluate vectors --evaluate.labels bad.tsv"
