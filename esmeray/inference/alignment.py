@@ -30,8 +30,18 @@ if TYPE_CHECKING:
 
 MADE_BY = "align"
 COLUMNS = {
-    **{"qseqid": str, "sseqid": str, "pident": float, "length": int, "mismatch": int, "gapopen": int},
-    **{"qstart": int, "qend": int, "sstart": int, "send": int, "evalue": float, "bitscore": float},
+    "qseqid": str,
+    "sseqid": str,
+    "pident": float,
+    "length": int,
+    "mismatch": int,
+    "gapopen": int,
+    "qstart": int,
+    "qend": int,
+    "sstart": int,
+    "send": int,
+    "evalue": float,
+    "bitscore": float,
 }
 """Columns of BLAST's output format 6, and their types."""
 

@@ -14,6 +14,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 REMOVED: Mapping[str, Mapping[str, Any]] = {
+    "AlignSection": {"header": False, "threads": None},
     "AutoencoderSection": {"cosine_loss_weight": 0.0, "feature_loss_weight": 1.0, "residue_loss_weight": 1.0},
     "BatchSection": {"packing_window": 2048},
     "CheckpointSection": {"asynchronous": True, "keep_best": 1, "memory_every_steps": None, "memory_limit_gib": None},
@@ -21,33 +22,33 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
     "ComputeSection": {"stream": "auto", "weights": "stored"},
     "DataSection": {"prefetch": 4},
     "DeepSpeedSection": {"config": "train_config/zero2.yaml"},
+    "DesignEvaluateSection": {"steps": 20},
     "DeviceProfileSection": {"random_weights": False},
-    "EmbeddingAssumptions": {
-        "compressed_queries_per_s": 1200.0,
-        "exact_products_per_s": 2.8e10,
-        "peak_tflops": None,
-    },
+    "EmbedJobSection": {"cpus_per_worker": 1, "stage_dir": None},
+    "EmbeddingAssumptions": {"compressed_queries_per_s": 1200.0, "exact_products_per_s": 2.8e10, "peak_tflops": None},
+    "EmbeddingPlanSection": {"cores": 16, "dtype": "fp16", "json_output": None, "precision": "bf16"},
     "EmbeddingsSection": {"random_weights": False},
+    "EvaluationSection": {"draws": 1000, "seed": 0},
+    "FitSection": {"channels": 512, "features": 2048},
     "FoldSection": {"cpus_per_worker": 1, "gpus_per_worker": 1.0, "max_failures": 3, "predictor_module": []},
+    "GenerateSection": {"order": "confidence"},
+    "IndexSection": {"lists": None},
     "IngestSection": {"max_residues": 1_000_000},
     "LabelsSection": {"weight_column": None},
     "LimitsSection": {"bodies_bytes": 64_000_000, "body_s": 20.0, "requests": 512},
-    "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
-    "MutantTableSection": {"bootstrap": 1000, "more_tables": []},
-    "MutationCampaignSection": {"top_share": 0.01},
-    "MutationFitSection": {"bootstrap": 100},
     "LoraSection": {"dropout": 0.0},
     "MeasurementSection": {"agreement": 0.03, "max_windows": 6, "warmup_steps": 2},
+    "ModelProfileSection": {"random_weights": False, "runs": 20, "token_budgets": [], "warmup_runs": 3},
     "MonitoringSection": {
-        "alerts": {
-            "enabled": True,
-            "memory_percent": 95.0,
-            "utilization_percent": 50.0,
-            "utilization_window_s": 120.0,
-        },
+        "alerts": {"enabled": True, "memory_percent": 95.0, "utilization_percent": 50.0, "utilization_window_s": 120.0},
         "prometheus": True,
     },
     "MuonSection": {"momentum": 0.95, "momentum_warmup_steps": 300, "warmup_momentum": 0.85},
+    "MutantTableSection": {"bootstrap": 1000, "more_tables": []},
+    "MutationCampaignSection": {"top_share": 0.01},
+    "MutationFitSection": {"bootstrap": 100},
+    "MutationProposeSection": {"precision": None, "tokens": None},
+    "MutationScanSection": {"more_models": []},
     "MutationsSection": {"random_weights": False},
     "PlanAssumptions": {
         "host_gb_per_s": 6.0,
@@ -63,12 +64,8 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "restart_s": 180.0,
         "storage_gb_per_s": 5.0,
     },
-    "PlanSection": {
-        "gpus_per_node": 8,
-        "precision": "bf16",
-        "tokens": None,
-        "total_tokens": 1e12,
-    },
+    "PlanSection": {"gpus_per_node": 8, "precision": "bf16", "tokens": None, "total_tokens": 1e12},
+    "PlotSection": {"id_column": "id"},
     "PredictionsSection": {
         "cpus_per_worker": 0,
         "gpus_per_worker": 1.0,
@@ -76,10 +73,11 @@ REMOVED: Mapping[str, Mapping[str, Any]] = {
         "tokens": 1024,
         "workers": 1,
     },
+    "QuerySection": {"concurrency": 8},
     "RaySection": {"dashboard_port": None},
     "RetrievalSection": {"bootstrap": 1000},
     "SampleSection": {"seed": 0},
-    "SearchSection": {"algorithm": "tpe", "prune_margin": 0.15, "seed": 0},
+    "SearchSection": {"algorithm": "tpe", "cpus_per_worker": 1, "prune_margin": 0.15, "seed": 0},
     "SpaceSection": {"compile": None, "gradient_checkpointing": None, "prefetch": None, "stage": None},
     "StructuresSection": {"max_atoms": 5_000_000, "max_bytes": 1_000_000_000, "min_residues": 10},
     "TermsSection": {
@@ -140,8 +138,9 @@ def removal_of(section: type, name: str) -> str | None:
 
 
 def _is(value: Any, former: Any) -> bool:
-    if isinstance(former, str) and isinstance(value, str) and value.endswith(f"/{former}"):
-        return True  # a path, which is absolute in the file of a run
+    if isinstance(former, str) and former.endswith(".yaml"):
+        # The path is absolute in the file of a run. A file that exists is the user's own.
+        return isinstance(value, str) and value.endswith(former) and not Path(value).exists()
     # A file may name a part of the settings of a removed section.
     return bool(value == former or (isinstance(former, dict) and isinstance(value, dict) and former | value == former))
 

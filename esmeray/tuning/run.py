@@ -83,6 +83,8 @@ def _with_first_precision(job: Job) -> Job:
     Raises ConfigError for a different experiment, whose measurements would be mixed with the existing ones.
     """
     folder = job.folder
+    if (folder.path / "trials").is_dir():
+        raise ConfigError(f"{folder.path}: contains a search of an earlier version; choose another --tune.name")
     if not (folder.trials.exists() and folder.config.exists() and folder.tune.exists()):
         return job
     begun = load_config(folder.config, is_stored=True)

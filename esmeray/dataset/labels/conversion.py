@@ -3,6 +3,7 @@
 Shape legend: N records of the store, R residues of all records, concatenated, C outputs, L residues of one record.
 """
 
+import logging
 from collections import Counter
 from datetime import UTC, datetime
 from itertools import compress
@@ -44,6 +45,8 @@ from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_jso
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 from esmeray.run_folder.job import differences
+
+log = logging.getLogger(__name__)
 
 _KIND = MANIFEST_FILE, "labelled store"
 
@@ -252,6 +255,10 @@ def _check_made_of(labelled: LabelledStore, data: DataSection, tokenizer: Tokeni
         raise DataError(f"{labelled.path}: built with other files in data.labels.validation_source; {remedy}")
     if not stores.same_files(manifest.labels_source, _labels_files(data.labels)):
         raise DataError(f"{labelled.path}: built with another data.labels.labels_file or mask_file; {remedy}")
+    if labelled.weights is not None:
+        log.warning(
+            "%s: made with weights of records (data.labels.weight_column), which count in the loss", labelled.path
+        )
     changes = differences(manifest.settings, _settings(data, tokenizer))
     if changes:
         raise DataError(f"{labelled.path}: built with other settings ({changes[0]}); {remedy}")

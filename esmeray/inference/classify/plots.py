@@ -1,6 +1,6 @@
-"""Plots of a classifier's confusions and of predicted numbers, with scikit-learn's displays.
+"""Plots of a classifier's confusions, ranking and calibration, and of predicted numbers, with scikit-learn's displays.
 
-Shape legend: N records, C classes or columns.
+Each is one PNG. Shape legend: N records or residues, C classes, labels or columns.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import NDArray
-from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay
+from sklearn.calibration import CalibrationDisplay
+from sklearn.metrics import ConfusionMatrixDisplay, PrecisionRecallDisplay, PredictionErrorDisplay, RocCurveDisplay
 
-from esmeray.common.figure_style import BLUE, GREY, INK, picture, style
+from esmeray.common.figure_style import BLUE, GREEN, GREY, INK, ORANGE, RED, legend, picture, style
+from esmeray.dataset.targets import IGNORED_TARGET
+from esmeray.model.metrics.weighted import CALIBRATION_BINS
 
 MAX_CLASSES = 100
 """Maximum number of classes of a legible confusion matrix."""
@@ -20,6 +23,7 @@ _NUMBERED_CLASSES = 20
 _MAX_COLUMNS = 9
 _MAX_POINTS = 2000
 _MAX_NAME_LENGTH = 36
+_COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b5aa6", "#8c564b", "#d6539b", "#4ab4c4")
 
 
 def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequence[str]) -> None:
@@ -51,6 +55,62 @@ def draw_confusion(path: Path | str, counts_CC: NDArray[np.integer], names: Sequ
         axes.tick_params(colors=INK, labelsize=font)
         axes.set_xlabel("predicted\n(darker: larger share of its row)", color=INK)
         axes.set_ylabel("true class", color=INK)
+
+
+def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, names: Sequence[str]) -> None:
+    """Draw the ROC and precision-recall curves of the most frequent classes, one colour each.
+
+    Targets are (N,) classes, with IGNORED_TARGET if missing, or (N, C) of 0 and 1, with NaN if unknown. If there are
+    two classes, the second is drawn.
+    """
+    first = 0
+    if targets.ndim == 1:
+        known_N = targets != IGNORED_TARGET
+        probabilities_NC = probabilities_NC[known_N]
+        targets = np.equal.outer(targets[known_N], np.arange(len(names)))
+        first = int(len(names) == 2)  # with two classes, the second is the positive one by convention
+    frequent = first + np.argsort(-(targets[:, first:] == 1).sum(axis=0), kind="stable")
+    with picture(path, 12, 5.8, "One-vs-rest curves") as figure:
+        roc, precision = figure.subplots(1, 2)
+        for index, colour in zip(frequent.tolist(), _COLOURS, strict=False):
+            known_N = np.isfinite(targets[:, index])
+            is_class, scores = targets[known_N, index] == 1, probabilities_NC[known_N, index]
+            if is_class.any() and not is_class.all():  # otherwise neither curve is defined
+                look = {"name": _legible(names[index]), "curve_kwargs": {"color": colour}}
+                RocCurveDisplay.from_predictions(is_class, scores, ax=roc, **look)
+                PrecisionRecallDisplay.from_predictions(is_class, scores, ax=precision, **look)
+        roc.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.2, label="chance (AUC = 0.50)")
+        for axes, title, x, y in (
+            (roc, "ROC curve", "false positive rate", "recall"),
+            (precision, "Precision-recall curve", "recall", "precision"),
+        ):
+            style(axes, title)
+            axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02), xlabel=x, ylabel=y, aspect="auto")
+            legend(axes, over_curves=True)
+
+
+def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArray) -> None:
+    """Draw the observed accuracy against the confidence (Guo et al. 2017).
+
+    Targets are as in :func:`draw_roc_pr`. For (N,) classes the likeliest class counts, for (N, C) each label counts.
+    """
+    if targets.ndim == 1:
+        known = targets != IGNORED_TARGET
+        confidences = probabilities_NC[known].max(axis=1)
+        outcomes = probabilities_NC[known].argmax(axis=1) == targets[known]
+    else:
+        known = np.isfinite(targets)
+        confidences, outcomes = probabilities_NC[known], targets[known]
+    with picture(path, 6.4, 5.4, "Calibration") as figure:
+        axes = figure.subplots()
+        if len(confidences):  # scikit-learn rejects empty input
+            # The metric's bins, so that the plot agrees with the reported calibration error.
+            CalibrationDisplay.from_predictions(
+                outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=axes, name="observed", color=BLUE
+            )
+        axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="fraction correct")
+        legend(axes)
+        style(axes)
 
 
 def draw_predictions(path: Path | str, predicted_NC: NDArray, measured_NC: NDArray, names: Sequence[str]) -> None:

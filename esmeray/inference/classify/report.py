@@ -5,7 +5,7 @@ The report folder holds:
 - evaluation.json: all values
 - report.md: the report to read
 - confusion.tsv: the confusion matrix as counts, true classes as rows; not for several labels or numbers
-- confusion.png, or predictions.png for numbers
+- plots as PNG
 
 Shape legend: N records, R concatenated residues of all records, C classes, labels or columns.
 """
@@ -32,6 +32,8 @@ from esmeray.inference.classify.plots import (
     MAX_CLASSES,
     draw_confusion,
     draw_predictions,
+    draw_reliability,
+    draw_roc_pr,
 )
 from esmeray.model.metrics.classification import (
     bootstrap_intervals,
@@ -212,12 +214,16 @@ def _draw(folder: Path, scored: Scored) -> None:
     probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
     if scored.label_space.kind == "regression":
         draw_predictions(folder / "predictions.png", probabilities, targets, names)
-    elif scored.label_space.kind != "multilabel":
-        counts_CC = confusion_matrix(probabilities, targets)
-        table = pd.DataFrame(counts_CC, names, names)
-        table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
-        if len(names) <= MAX_CLASSES:
-            draw_confusion(folder / "confusion.png", counts_CC, names)
+        return
+    draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
+    draw_reliability(folder / "reliability.png", probabilities, targets)
+    if scored.label_space.kind == "multilabel":
+        return
+    counts_CC = confusion_matrix(probabilities, targets)
+    table = pd.DataFrame(counts_CC, names, names)
+    table.to_csv(folder / "confusion.tsv", sep="\t", index_label="true class", lineterminator="\n")
+    if len(names) <= MAX_CLASSES:
+        draw_confusion(folder / "confusion.png", counts_CC, names)
 
 
 def _report_text(evaluation: Mapping[str, Any]) -> str:

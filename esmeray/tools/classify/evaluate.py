@@ -4,9 +4,9 @@ The file is read with the settings of the run, such as the columns of labels. Op
 --data.labels.label_columns class override them. Without a file, the records that the run held out are evaluated,
 whatever its split.
 
-Writes a folder: report.md, evaluation.json with all metrics and their bootstrap intervals, and a picture of the
-confusions, or of predicted numbers. By default it is evaluations/INPUT in the folder of the run, or evaluation-INPUT in
-the current folder for a model without a run.
+Writes a folder: report.md, evaluation.json with all metrics and their bootstrap intervals, and pictures of confusion,
+ranking and calibration. By default it is evaluations/INPUT in the folder of the run, or evaluation-INPUT in the current
+folder for a model without a run.
 
 For a file, reports how many of its sequences the model was trained on, and gives the metrics of all records and of the
 others. If the model's run is not available, that number is unknown.

@@ -38,6 +38,8 @@ def main(query: QuerySection, writer: OutputWriter) -> None:
     write = WRITERS.get(query.output.suffix)
     if write is None:
         raise ConfigError(f"--query.output {query.output}: must end in {' or '.join(WRITERS)}")
+    if write is _write_classes and query.task not in ("classify", QuerySection.model_fields["task"].default):
+        raise ConfigError(f"--query.task {query.task}: its answers are arrays; let --query.output end in .parquet")
     writer.refuse_file(query.output)
     source = FastaSource(query.input)
     client = Client(query.address, key=_key(query.key_file), model=query.model)
