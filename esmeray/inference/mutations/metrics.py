@@ -55,7 +55,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     DataError if no mutant has all values.
     """
     # Restricted to mutants with all values, because metrics are comparable only on the same mutants.
-    known_N = np.logical_and.reduce([np.isfinite(values) for values in (*scores.values(), measured_N)])
+    known_N = np.isfinite([*scores.values(), measured_N]).all(axis=0)
     size = int(known_N.sum())
     if not size:
         raise DataError("no mutant has both a measured value and all scores, so nothing can be evaluated")
@@ -64,17 +64,21 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
         metrics = mutation_metrics(scores_N[known_N], measured_N[known_N])
         values = metrics(np.ones(size, dtype=np.int64))
         resampled = [metrics(counts_N) for counts_N in resamplings(size, samples, seed)]
-        intervals = {name: percentile_interval([drawn[name] for drawn in resampled]) for name in values}
-        return {
+        defined = {}
+        intervals = {}
+        for name, value in values.items():
             # JSON has no NaN, so undefined metrics are left out.
-            "metrics": {name: float(value) for name, value in values.items() if np.isfinite(value)},
-            "intervals": {name: interval for name, interval in intervals.items() if interval},
-        }
+            if np.isfinite(value):
+                defined[name] = float(value)
+            interval = percentile_interval([drawn[name] for drawn in resampled])
+            if interval:
+                intervals[name] = interval
+        return {"metrics": defined, "intervals": intervals}
 
-    (_, first), *others = ((name, evaluated(values)) for name, values in scores.items())
+    first, *others = scores
     return {
-        **first,
-        "baselines": dict(others),
+        **evaluated(scores[first]),
+        "baselines": {name: evaluated(scores[name]) for name in others},
         "records": len(known_N),
         "without_target": len(known_N) - size,
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
@@ -111,12 +115,14 @@ def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
         return metrics_lines(next(iter(by_protein.values())))
     table = metrics_table(by_protein)
     table.loc["mean"] = table.mean()
-    sizes = table.pop("mutants")
-    rows = [
-        [str(name), f"{size:,.0f}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row)]
-        for name, size, row in zip(table.index, sizes, table.to_numpy().tolist(), strict=True)
-    ]
-    return [*table_lines(["protein", "mutants", *table.columns], rows), ""]
+    texts = table.map(_rounded)
+    texts["mutants"] = table["mutants"].map("{:,.0f}".format)
+    rows = [[str(name), *cells] for name, *cells in texts.itertuples(name=None)]
+    return [*table_lines(["protein", *texts.columns], rows), ""]
+
+
+def _rounded(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.3f}"
 
 
 def _top_recall(scores_N: Floats, measured_N: Floats) -> float:
