@@ -172,13 +172,22 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
             f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; available: "
             f"{', '.join(MATRICES)}"
         )
-    ungapped, *rows = [[*map(float, row.split())] for row in _CONSTANTS.get(name, "0 0").split(";")]
-    constants = {(int(row[0]), int(row[1])): Statistics(*row[2:], *ungapped) for row in rows}
+    constants = _constants_of(name)
     default_open, default_extend = next(iter(constants), (0, 0))
     gap_open = default_open if gap_open is None else gap_open
     gap_extend = default_extend if gap_extend is None else gap_extend
     # Looked up by the pair: the constants hold for these penalties only and cannot be interpolated.
     return Scoring(matrix, letters, scores, gap_open, gap_extend, constants.get((gap_open, gap_extend)))
+
+
+def _constants_of(name: str) -> dict[tuple[int, int], Statistics]:
+    """Constants by gap_open and gap_extend, the default penalties first. A matrix from a file has none."""
+    ungapped, *rows = _CONSTANTS.get(name, "0 0").split(";")
+    constants = {}
+    for row in rows:
+        gap_open, gap_extend, *gapped = row.split()
+        constants[int(gap_open), int(gap_extend)] = Statistics(*map(float, gapped), *map(float, ungapped.split()))
+    return constants
 
 
 def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
@@ -191,7 +200,8 @@ def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
     rows = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     letters = [letter.upper() for letter in rows[0][1]] if rows else []
     scores = np.zeros((len(letters), len(letters)), np.int32)
-    if [row[0].upper() for _, row in rows[1:]] != letters or len(set(letters)) < len(letters):
+    row_letters = [row[0].upper() for _, row in rows[1:]]
+    if row_letters != letters or len(set(letters)) < len(letters):
         raise DataError(f"{path}: its rows and columns have different letters; give a matrix in NCBI's format")
     for index, (number, row) in enumerate(rows[1:]):
         try:

@@ -134,8 +134,8 @@ def evaluation_of(
 
     residues = {} if groups is None else {"residues": len(targets)}
     not_in_training = {}
-    # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none of them, or only
-    # them, both sets of metrics would be equal or one would be empty.
+    # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none, or no others,
+    # there is nothing to compare.
     if trained_N is not None and 0 < trained_N.sum() < len(trained_N):
         new_N = ~trained_N
         new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])

@@ -64,16 +64,12 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
         metrics = mutation_metrics(scores_N[known_N], measured_N[known_N])
         values = metrics(np.ones(size, dtype=np.int64))
         resampled = [metrics(counts_N) for counts_N in resamplings(size, samples, seed)]
-        defined = {}
-        intervals = {}
-        for name, value in values.items():
+        intervals = {name: percentile_interval([drawn[name] for drawn in resampled]) for name in values}
+        return {
             # JSON has no NaN, so undefined metrics are left out.
-            if np.isfinite(value):
-                defined[name] = float(value)
-            interval = percentile_interval([drawn[name] for drawn in resampled])
-            if interval:
-                intervals[name] = interval
-        return {"metrics": defined, "intervals": intervals}
+            "metrics": {name: float(value) for name, value in values.items() if np.isfinite(value)},
+            "intervals": {name: interval for name, interval in intervals.items() if interval},
+        }
 
     first, *others = scores
     return {

@@ -1,6 +1,6 @@
 """Render a profile as text and PNG. Sizes that are out of memory are not plotted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
         for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
             style(axes, name)
             for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
-                heights = [row[key][line] if line else row[key] for row in done]
+                heights = _values(done, key, line)
                 if None not in heights:  # None for GPU memory without a GPU
                     axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
             axes.set_xscale("log", base=2)
@@ -139,27 +139,23 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
             legend(axes)
 
 
+def _values(rows: Iterable[Mapping[str, Any]], key: str, entry: str) -> list[Any]:
+    values = [row[key] for row in rows]
+    return [value[entry] for value in values] if entry else values
+
+
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Draw all metrics of all batch sizes as numbers, from red (worst of its row) to green (best)."""
     unit = measured["unit"]
     done = [row for row in measured["rows"] if not row["error"]]
-    names = []
-    signs = []
-    rows = []
-    for name, key, entry, sign in _HEATMAP:
-        cells = [row[key] for row in done]
-        # Without a GPU its row would be empty.
-        if not cells or cells[0] is None:
-            continue
-        names.append(name)
-        signs.append([sign])
-        rows.append([cell[entry] for cell in cells] if entry else cells)
-    values = np.array(rows, float)
-    with picture(path, max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(names)), title) as figure:
+    # Without a GPU its row would be empty.
+    lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
+    values = np.array([_values(done, key, entry) for _, key, entry, _ in lines], float)
+    with picture(path, max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title) as figure:
         axes = figure.subplots()
         if done:
             # Each row has its own scale, because milliseconds and megabytes are not comparable.
-            signed = values * np.array(signs)
+            signed = values * np.array([[sign] for *_, sign in lines])
             low, high = signed.min(axis=1, keepdims=True), signed.max(axis=1, keepdims=True)
             goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
             axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
@@ -167,7 +163,7 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
             text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
             axes.text(column, line, text, ha="center", va="center")
         axes.set(xticks=range(len(done)), xticklabels=[f"{row[unit]:,}" for row in done])
-        axes.set(yticks=range(len(names)), yticklabels=names)
+        axes.set(yticks=range(len(lines)), yticklabels=[name for name, *_ in lines])
         axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
