@@ -172,22 +172,16 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
             f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; available: "
             f"{', '.join(MATRICES)}"
         )
-    constants = _constants_of(name)
+    ungapped, *rows = _CONSTANTS.get(name, "0 0").split(";")
+    constants = {}
+    for row in rows:
+        opening, extension, *gapped = row.split()
+        constants[int(opening), int(extension)] = Statistics(*map(float, gapped), *map(float, ungapped.split()))
     default_open, default_extend = next(iter(constants), (0, 0))
     gap_open = default_open if gap_open is None else gap_open
     gap_extend = default_extend if gap_extend is None else gap_extend
     # Looked up by the pair: the constants hold for these penalties only and cannot be interpolated.
     return Scoring(matrix, letters, scores, gap_open, gap_extend, constants.get((gap_open, gap_extend)))
-
-
-def _constants_of(name: str) -> dict[tuple[int, int], Statistics]:
-    """Constants by gap_open and gap_extend, the default penalties first. A matrix from a file has none."""
-    ungapped, *rows = _CONSTANTS.get(name, "0 0").split(";")
-    constants = {}
-    for row in rows:
-        gap_open, gap_extend, *gapped = row.split()
-        constants[int(gap_open), int(gap_extend)] = Statistics(*map(float, gapped), *map(float, ungapped.split()))
-    return constants
 
 
 def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:

@@ -44,8 +44,7 @@ class SharedWords:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
         all_words = np.concatenate([np.empty(0, np.int32), *words])  # the empty array is for an empty store
-        numbers = [len(own) for own in words]
-        records = np.repeat(np.arange(len(words), dtype=np.int32), numbers)
+        records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
         # Records by word: word w has [starts[w], starts[w + 1]). The sort is stable, so records of a word ascend.
         self._records = records[np.argsort(all_words, kind="stable")]
         counts = np.bincount(all_words, minlength=_WORDS)
@@ -72,8 +71,7 @@ class EmbeddingNeighbours:
         self._queries = open_vectors(queries)
         embedded = open_vectors(vectors)
         self._queries.refuse_other_space(embedded)
-        ids = [store.id(record) for record in range(len(store))]
-        if ids != embedded.ids:
+        if [store.id(record) for record in range(len(store))] != embedded.ids:
             raise DataError(f"{vectors}: its proteins or their order differ from {store.path}; embed the store")
         records_N = np.arange(len(store))
         embedded.refuse_other_sequences(records_N, store.sequence_keys(records_N), store.path)

@@ -287,21 +287,15 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
         return {*held_out.values()}
     if terms.since:
         # The rule of CAFA: proteins without annotation in any aspect before the date.
-        annotated_before = [annotated.proteins for annotated in earlier().values()]
-        return set(ids).difference(*annotated_before)
+        return set(ids).difference(*(annotated.proteins for annotated in earlier().values()))
     hashes = store.sequence_hashes  # equal sequences stay together
     if terms.clusters:
-        clusters = {}
-        for _, line in numbered_lines(Path(terms.clusters)):
-            fields = line.split()
-            if len(fields) > 1:
-                clusters[fields[1]] = fields[0]
+        rows = (line.split() for _, line in numbered_lines(Path(terms.clusters)))
+        clusters = {row[1]: row[0] for row in rows if len(row) > 1}
         members = match_ids(ids, clusters, "the sequences", terms.clusters)
-        without_cluster = [name for name in ids if name not in members]
-        if without_cluster:
-            raise DataError(f"{terms.clusters}: no cluster contains {without_cluster[0]}; cluster all sequences")
+        if lost := next((name for name in ids if name not in members), None):
+            raise DataError(f"{terms.clusters}: no cluster contains {lost}; cluster all sequences")
         # Hash of the cluster's name: a cluster is held out as a whole.
-        names = [clusters[members[name]] for name in ids]
-        hashes = np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
+        hashes = np.array([xxhash.xxh3_64_intdigest(clusters[members[name]].encode()) for name in ids], np.uint64)
     _, chosen = split_records(hashes, data.validation_share)
     return {ids[record] for record in chosen.tolist()}

@@ -9,18 +9,14 @@ Only uniform random numbers are drawn, as in :mod:`esmeray.dataset.store.sample`
 sample.
 """
 
-from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.section import SampleSection
 from esmeray.dataset.store.sample import sample_records
-
-T = TypeVar("T")
 
 NAMESPACES = {"molecular_function": 170, "biological_process": 230, "cellular_component": 100}
 _BRANCHING = 3
@@ -33,14 +29,15 @@ def write_sample(folder: Path, settings: SampleSection) -> None:
     random = np.random.Generator(np.random.PCG64(0))
     leaves = _write_ontology(folder / "terms.obo", random)
     motifs = {term: _motif(random) for term in chain(*leaves)}
-    of_family = [[_choice(terms, random) for terms in leaves] for _ in range(settings.families)]
+    of_family = [[terms[_below(len(terms), random)] for terms in leaves] for _ in range(settings.families)]
     texts: dict[str, list[str]] = {name: [] for name in ("train.fasta", "train.tsv", "test.fasta", "test.tsv")}
     records = sample_records(settings.records, settings.families)
     for number, (record, sequence) in enumerate(records):
         family = int(record.removeprefix("family").split("_")[0])
         terms = list(of_family[family])  # a copy: the additional terms of a member are not the family's
         if random.random() < _EXTRA:
-            terms.append(_choice(_choice(leaves, random), random))
+            others = leaves[_below(len(leaves), random)]
+            terms.append(others[_below(len(others), random)])
         residues = _with_motifs(sequence, [motifs[term] for term in terms], random)
         # Whole families test prediction without homologs, single proteins prediction with them.
         split = "test" if family % 10 == 9 or number % 10 == 9 else "train"
@@ -94,9 +91,5 @@ def _below(size: int, random: np.random.Generator) -> int:
     return int(random.random() * size)
 
 
-def _choice(choices: Sequence[T], random: np.random.Generator) -> T:
-    return choices[_below(len(choices), random)]
-
-
 def _motif(random: np.random.Generator) -> str:
-    return "".join(_choice(AMINO_ACIDS, random) for _ in range(_MOTIF))
+    return "".join(AMINO_ACIDS[_below(len(AMINO_ACIDS), random)] for _ in range(_MOTIF))

@@ -52,13 +52,11 @@ def read_vectors(store: Store, settings: EmbeddingsSection) -> Vectors:
     ids = [store.id(record) for record in range(len(store))]
     # Matched by id, not by order: the folder may also hold other proteins, e.g. the sequences to predict.
     matches = match_ids(ids, embeddings.numbers, "the sequences", folder)
-    missing = [name for name in ids if name not in matches]
-    if missing:
-        raise DataError(f"{folder}: no embedding for {missing[0]}; embed all sequences of the run")
+    if lost := next((name for name in ids if name not in matches), None):
+        raise DataError(f"{folder}: no embedding for {lost}; embed all sequences of the run")
     numbers_R = np.array([embeddings.numbers[matches[name]] for name in ids])
     embeddings.refuse_other_sequences(numbers_R, store.sequence_keys(np.arange(len(store))), store.path)
-    vectors_NC = np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])
-    return vectors_NC[numbers_R]
+    return np.concatenate([block_nC for _, block_nC in embeddings.finite_blocks()])[numbers_R]
 
 
 class VectorRows:

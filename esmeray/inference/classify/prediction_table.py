@@ -91,14 +91,9 @@ def prediction_frame(ids: Sequence[str], predictions: Predictions, separator: st
 
 
 def _schema(space: LabelSpace) -> pa.Schema:
-    columns = [("id", pa.string())]
-    prefix = "predicted"
-    if space.kind != "regression":
-        columns.append(("label", pa.string()))
-        prefix = "probability"
     numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
-    columns += [(f"{prefix}_{name}", numbers) for name in space.names]
-    return pa.schema(columns)
+    words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
+    return pa.schema([(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names])
 
 
 def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:

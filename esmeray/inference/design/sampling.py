@@ -226,7 +226,8 @@ def log_likelihoods(
         batch.tokens.view(len(texts), length + 2)[:, 1:-1].masked_fill_(is_hidden, MASK)
         logits = amino_acid_logits(model, model.logits(batch, model.conditions(batch)))
         log_p = logits.view(len(texts), length + 2, 20)[:, 1:-1].log_softmax(-1)
-        wanted = torch.tensor([_columns_of(text) for text in texts], device=device)
+        # Columns of the sequences' residues; -1 for other letters.
+        wanted = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=device)
         judged = is_hidden & (wanted >= 0)
         chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0].masked_fill(~judged, 0)
         return {"sums": chosen.sum(1), "counts": judged.sum(1)}
@@ -240,11 +241,6 @@ def log_likelihoods(
         counts.flat[indices] = totals["counts"].numpy()
     known = counts > 0  # in a short sequence, all hidden residues of a draw may be non-standard
     return np.where(known, sums / np.maximum(counts, 1), 0).sum(1) / known.sum(1)
-
-
-def _columns_of(text: str) -> list[int]:
-    """Column of each residue in the logits of the amino acids; -1 for another letter."""
-    return [AMINO_ACIDS.find(letter) for letter in text]
 
 
 def recovery(designed: str, native: str) -> float:

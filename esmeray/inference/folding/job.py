@@ -162,12 +162,9 @@ def predict_structures(
         (folder / FAILURE_FILE).unlink(missing_ok=True)  # from an earlier start; workers would give up at once
         absent = ~PredictedStructures(folder, "null").has(keys(distinct))
         lengths = np.array([len(sequence) for sequence in distinct], np.int64)
-        batches = []
         # Planned over all sequences, so that a resumed job computes the same batches.
-        for indices in plan(lengths, tokens):
-            missing = indices[absent[indices]]
-            if missing.size:
-                batches.append([distinct[index] for index in missing.tolist()])
+        planned = [indices[absent[indices]] for indices in plan(lengths, tokens)]
+        batches = [[distinct[index] for index in indices.tolist()] for indices in planned if indices.size]
         cached = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))
         sizes = map(local.run, batches) if workers is None else workers.run(batches)

@@ -128,10 +128,9 @@ class Parts:
             if known:
                 # A matrix product moves the columns of the network's terms to their columns in the aspect.
                 selected_KV = csr_array((np.ones(len(known)), np.transpose(known)), shape=(len(columns), len(terms)))
-                of_aspect_NV = csr_array(scores @ selected_KV)
                 # The network does not learn rare terms; those that are parents of learnt terms get their children's
                 # scores.
-                learnt[name] = propagate(of_aspect_NV, aspect.aspect)
+                learnt[name] = propagate(csr_array(scores @ selected_KV), aspect.aspect)
         return learnt
 
     def scores(self, name: str, queries: Queries, rows: Any = slice(None)) -> dict[str, csr_array]:

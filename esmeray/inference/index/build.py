@@ -119,13 +119,12 @@ def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: boo
     """
     output = target_path(section.output, overwrite)
     recover(output)
-    is_there = (output / INDEX_FILE).is_file() and not overwrite
-    if not is_there:
-        refuse_existing(output, MADE_BY, overwrite)
-    # For a URI only the manifests have been downloaded so far; an extension links the existing files and needs the
-    # clusters. Objects that no manifest lists remain from an interrupted upload and are ignored.
     base: Path | None = None
-    if is_there:
+    if overwrite or not (output / INDEX_FILE).is_file():
+        refuse_existing(output, MADE_BY, overwrite)
+    else:
+        # For a URI only the manifests have been downloaded so far; an extension links the existing files and needs the
+        # clusters. Objects that no manifest lists remain from an interrupted upload and are ignored.
         listed = listed_names(output, MADE_BY)
         base = resolved(local_path(section.output, listed.__contains__))
     with unfinished(output, MADE_BY) as partial:

@@ -72,10 +72,9 @@ class Scorer:
 
     def zero_shot(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
         """(N,) zero-shot scores. Raises DataError for insertions and deletions if the method can't score them."""
-        sequences_N = [variant.protein.sequence for variant in variants]
-        wild_types = list(dict.fromkeys(sequences_N))
+        wild_types = list(dict.fromkeys(variant.protein.sequence for variant in variants))
         number_of = {sequence: number for number, sequence in enumerate(wild_types)}
-        numbers_N = [number_of[sequence] for sequence in sequences_N]
+        numbers_N = [number_of[variant.protein.sequence] for variant in variants]
         longest = max(map(len, wild_types))
         width = min(longest, self.max_length)
         whole = [variant.mutant.whole for variant in variants if variant.mutant.whole is not None]
@@ -110,8 +109,7 @@ class Scorer:
         row_of = {position: row for row, position in enumerate(wanted)}
         mutations = []
         for number, variant in zip(numbers_N, variants, strict=True):
-            own = variant.mutant.mutations
-            mutations.append([mutation._replace(offset=row_of[number, mutation.offset]) for mutation in own])
+            mutations.append([m._replace(offset=row_of[number, m.offset]) for m in variant.mutant.mutations])
         return marginal_scores(mutations, logs_M20)
 
     def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:

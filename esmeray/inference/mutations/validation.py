@@ -95,9 +95,8 @@ def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Ev
     for part in measured:
         for kind in dict.fromkeys(_kinds(part, section)):
             parts_of.setdefault(kind, []).append(part)
-    runs = list(product(parts_of, (None, *section.sizes)))
     # None trains on all other folds. With `rest` nothing would be left to predict.
-    runs = [run for run in runs if run != ("rest", None)]
+    runs = [run for run in product(parts_of, (None, *section.sizes)) if run != ("rest", None)]
     evaluated: Evaluations = {}
     with record_bar("cross-validating") as bar:
         for done, (kind, size) in enumerate(runs):

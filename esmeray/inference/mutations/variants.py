@@ -175,18 +175,16 @@ class Protein:
         named: set[tuple[str, int]] = set()
         for text in texts:
             with suppress(ValueError):
-                for change in read_changes(text):
-                    named.update(change.named)
-        residues = {(letter, position) for letter, position in named if letter}
-        lowest = min((position for _, position in residues), default=0)
-        firsts = []
-        for first in range(1, lowest + 1):
+                named.update(residue for change in read_changes(text) for residue in change.named if residue[0])
+        lowest = min((position for _, position in named), default=0)
+        firsts = [
+            first
+            for first in range(1, lowest + 1)
             # A slice, because it is empty beyond the last residue.
-            if all(self.sequence[position - first :][:1] == letter for letter, position in residues):
-                firsts.append(first)
-        if not firsts or self.first in firsts:
-            return ""
-        return f"every mutant would match with {setting} {' or '.join(map(str, firsts[:3]))}"
+            if all(self.sequence[position - first :][:1] == letter for letter, position in named)
+        ]
+        hint = f"every mutant would match with {setting} {' or '.join(map(str, firsts[:3]))}"
+        return "" if not firsts or self.first in firsts else hint
 
     def mutant_of(self, sequence: str) -> Mutant:
         """The mutant with this whole sequence, in any letter case. Raises ValueError."""
