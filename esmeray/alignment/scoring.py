@@ -194,8 +194,7 @@ def read_matrix(path: Path) -> tuple[str, NDArray[np.int32]]:
     rows = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     letters = [letter.upper() for letter in rows[0][1]] if rows else []
     scores = np.zeros((len(letters), len(letters)), np.int32)
-    row_letters = [row[0].upper() for _, row in rows[1:]]
-    if row_letters != letters or len(set(letters)) < len(letters):
+    if [row[0].upper() for _, row in rows[1:]] != letters or len(set(letters)) < len(letters):
         raise DataError(f"{path}: its rows and columns have different letters; give a matrix in NCBI's format")
     for index, (number, row) in enumerate(rows[1:]):
         try:

@@ -141,7 +141,6 @@ def evaluation_of(
         new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])
         not_in_training = {"not_in_training": {"records": int(new_N.sum()), **new_metrics}}
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
-    classes = [{"name": name, **metrics} for name, metrics in zip(scored.label_space.names, of_classes, strict=True)]
     return {
         "kind": kind,
         "records": len(scored.ids),
@@ -152,7 +151,9 @@ def evaluation_of(
         **not_in_training,
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
-        "classes": classes,
+        "classes": [
+            {"name": name, **metrics} for name, metrics in zip(scored.label_space.names, of_classes, strict=True)
+        ],
     }
 
 

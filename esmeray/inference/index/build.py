@@ -133,8 +133,7 @@ def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: boo
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        existing = None if base is None else open_index(section.output)
-        rows = list(new_rows(opened, existing, partial))
+        rows = list(new_rows(opened, None if base is None else open_index(section.output), partial))
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:

@@ -161,8 +161,7 @@ class Proposer:
         while math.comb(number, largest) > limit:
             number -= 1
         mean_N = self._process.predict(self._features(singles, "mutations")).mean
-        best_first = np.argsort(-mean_N, kind="stable")
-        best = [singles[row].mutations[0] for row in best_first[:number]]
+        best = [singles[row].mutations[0] for row in np.argsort(-mean_N, kind="stable")[:number]]
         mutants = []
         for size in range(2, largest + 1):
             for group in combinations(best, size):

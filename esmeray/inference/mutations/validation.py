@@ -4,7 +4,6 @@ Shape legend: N mutants.
 """
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -91,18 +90,20 @@ def parts(
 
 def evaluations(measured: Sequence[Measured], section: MutationFitSection) -> Evaluations:
     """Evaluate the model for each kind of fold and size, with the zero-shot score and one-hot ridge as baselines."""
-    parts_of: dict[Folds, list[Measured]] = {}
-    for part in measured:
-        for kind in dict.fromkeys(_kinds(part, section)):
-            parts_of.setdefault(kind, []).append(part)
+    kinds = {part.protein.name: _kinds(part, section) for part in measured}
+    ordered = dict.fromkeys(kind for of_protein in kinds.values() for kind in of_protein)
     # None trains on all other folds. With `rest` nothing would be left to predict.
-    runs = [run for run in product(parts_of, (None, *section.sizes)) if run != ("rest", None)]
+    runs = [(kind, size) for kind in ordered for size in (None, *section.sizes) if kind != "rest" or size is not None]
     evaluated: Evaluations = {}
     with record_bar("cross-validating") as bar:
         for done, (kind, size) in enumerate(runs):
             bar(done / len(runs), done)
             key = f"Folds {kind}, {ALL if size is None else size} training mutants"
-            evaluated[key] = {part.protein.name: _evaluation(part, kind, size, section) for part in parts_of[kind]}
+            evaluated[key] = {
+                part.protein.name: _evaluation(part, kind, size, section)
+                for part in measured
+                if kind in kinds[part.protein.name]
+            }
     return evaluated
 
 

@@ -160,8 +160,7 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
             goodness = np.divide(signed - low, high - low, out=np.full_like(values, 0.5), where=high > low)
             axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
         for (line, column), value in np.ndenumerate(values):
-            text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-            axes.text(column, line, text, ha="center", va="center")
+            axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
         axes.set(xticks=range(len(done)), xticklabels=[f"{row[unit]:,}" for row in done])
         axes.set(yticks=range(len(lines)), yticklabels=[name for name, *_ in lines])
         axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
