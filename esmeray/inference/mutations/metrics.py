@@ -98,7 +98,7 @@ def metrics_table(by_protein: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
     rows = {}
     for name, evaluation in by_protein.items():
         baselines = evaluation["baselines"].items()
-        others = {f"spearman of {other}": found["metrics"].get("spearman") for other, found in baselines}
+        others = {f"spearman of {other}": baseline["metrics"].get("spearman") for other, baseline in baselines}
         size = evaluation["records"] - evaluation["without_target"]
         rows[name] = {"mutants": size, "spearman": evaluation["metrics"].get("spearman"), **others}
         rows[name] |= evaluation["metrics"]
