@@ -55,7 +55,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     DataError if no mutant has all values.
     """
     # Restricted to mutants with all values, because metrics are comparable only on the same mutants.
-    known_N = np.isfinite([*scores.values(), measured_N]).all(axis=0)
+    known_N = np.logical_and.reduce(np.isfinite([*scores.values(), measured_N]))
     size = int(known_N.sum())
     if not size:
         raise DataError("no mutant has both a measured value and all scores, so nothing can be evaluated")
