@@ -78,7 +78,6 @@ def fit_blend(parts: Mapping[str, csr_array], terms: csr_array, accretion_V: NDA
     with_truth_P = np.array([scores.multiply(truth).sum() for scores in scaled])
     # With L L^T the products, the least squares of L^T w = L^-1 b have the same solution as the parts themselves. Parts
     # that are alike or empty need the small diagonal to be factorised; it is relative to the size of the products.
-    diagonal_PP = 1e-9 * (1 + np.trace(products_PP)) * np.eye(len(scaled))
-    factor_PP = np.linalg.cholesky(products_PP + diagonal_PP)
+    factor_PP = np.linalg.cholesky(products_PP + 1e-9 * (1 + np.trace(products_PP)) * np.eye(len(scaled)))
     weights_P, _ = nnls(factor_PP.T, np.linalg.solve(factor_PP, with_truth_P))
     return dict(zip(parts, weights_P.tolist(), strict=True))
