@@ -172,8 +172,11 @@ def scoring(matrix: str = "BLOSUM62", gap_open: int | None = None, gap_extend: i
             f"align.matrix {matrix}: no such matrix or file{did_you_mean(name, MATRICES)}; available: "
             f"{', '.join(MATRICES)}"
         )
-    ungapped, *rows = [[*map(float, row.split())] for row in _CONSTANTS.get(name, "0 0").split(";")]
-    constants = {(int(row[0]), int(row[1])): Statistics(*row[2:], *ungapped) for row in rows}
+    ungapped, *rows = _CONSTANTS.get(name, "0 0").split(";")
+    constants = {}
+    for row in rows:
+        opening, extension, *gapped = row.split()
+        constants[int(opening), int(extension)] = Statistics(*map(float, gapped), *map(float, ungapped.split()))
     default_open, default_extend = next(iter(constants), (0, 0))
     gap_open = default_open if gap_open is None else gap_open
     gap_extend = default_extend if gap_extend is None else gap_extend

@@ -68,12 +68,14 @@ class EmbeddingNeighbours:
     """Mean embeddings of a store and of the queries, matched by id; 4 bytes per value in memory."""
 
     def __init__(self, store: Store, vectors: Path, queries: Path) -> None:
-        self._queries, records = open_vectors(queries), open_vectors(vectors)
-        self._queries.refuse_other_space(records)
-        if [store.id(record) for record in range(len(store))] != records.ids:
+        self._queries = open_vectors(queries)
+        embedded = open_vectors(vectors)
+        self._queries.refuse_other_space(embedded)
+        if [store.id(record) for record in range(len(store))] != embedded.ids:
             raise DataError(f"{vectors}: its proteins or their order differ from {store.path}; embed the store")
-        records.refuse_other_sequences(np.arange(len(store)), store.sequence_keys(np.arange(len(store))), store.path)
-        self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in records.finite_blocks()])
+        records_N = np.arange(len(store))
+        embedded.refuse_other_sequences(records_N, store.sequence_keys(records_N), store.path)
+        self._vectors_NC = np.concatenate([_unit(block_nC) for _, block_nC in embedded.finite_blocks()])
 
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
         """Return the records with the largest cosines. Raises DataError for a query without a vector."""
@@ -152,19 +154,20 @@ class Search:
             bits = statistics.bits(scores)
             evalues = statistics.evalues(scores, len(query), lengths, self._residues, self.scoring.first)
         kept = np.flatnonzero(~(evalues > evalue))  # NaN passes, since no limit applies without constants
-        # By score, not by E-value, which depends on the record's length: equal scores stay in the store's order.
+        # Sorted by score, not by E-value, which depends on the record's length: equal scores stay in the store's order.
         best = kept[np.lexsort((chosen[kept], -scores[kept]))[:count]]
         columns = (chosen[best], scores[best], bits[best], evalues[best])
         return [Hit(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def scores(self, query: bytes, records: NDArray[np.int64] | None = None) -> NDArray[np.int32]:
         """Return the (M,) scores of these records, or (N,) of all."""
-        if records is None and self._all_scores is not None:
-            return self._all_scores(query)
+        if records is None:
+            if self._all_scores is not None:
+                return self._all_scores(query)
+            records = np.arange(len(self.store))
         known = self.scoring.known(query)
         if not known:  # parasail does not accept an empty query
-            return np.zeros(len(self.store) if records is None else len(records), np.int32)
-        records = np.arange(len(self.store)) if records is None else records
+            return np.zeros(len(records), np.int32)
         # The profile depends on the query only: all threads share one.
         score = partial(self._scores, parasail.profile_create_sat(known, self.scoring.matrix))
         # Four pieces per thread balance records of different lengths; more pieces if one would exceed the maximum.

@@ -280,8 +280,8 @@ class _Lines:
 
     def _expect(self, row: Row, words: int, *others: str) -> None:
         if row.id in MISSING or len(row.words) < words or any(word.upper() not in self._labels for word in others):
-            got = " ".join((row.id, *row.words))[:60]
-            raise self._refusal(row, f"expected {words + 1} columns, found {got!r}")
+            shown = " ".join((row.id, *row.words))[:60]
+            raise self._refusal(row, f"expected {words + 1} columns, found {shown!r}")
 
     def _refusal(self, row: Row, problem: str) -> DataError:
         return DataError(f"{self._path}, line {row.number}: {problem}")

@@ -92,10 +92,10 @@ def evaluate_functions(
     """Evaluate (N, V) scores in 0 to 1, not propagated, of the annotated proteins.
 
     ``known`` annotations count neither as annotated nor as predicted. Terms outside ``terms_V`` are ignored for all
-    proteins (partial knowledge). As in CAFA 5 and 6, averages are not divided by proteins that then have nothing left
-    to predict, but predictions for them still count: coverage may exceed 1. If no protein has something left, or no
-    score reaches a threshold, there are no metrics. ``draws`` is the number of bootstrap samples of proteins for the
-    intervals; without draws there are none.
+    proteins (partial knowledge). Averages are not divided by proteins that then have nothing left to predict, but
+    predictions for them still count (the rules of CAFA 5 and 6): coverage may exceed 1. If no protein has something
+    left, or no score reaches a threshold, there are no metrics. ``draws`` is the number of bootstrap samples of
+    proteins for the intervals; without draws there are none.
 
     >>> evaluation = esmeray.evaluate_functions(ontology.aspects[name], truth[name], scores[name])
     >>> 0 < evaluation.metrics["fmax"].value <= 1
@@ -150,7 +150,7 @@ def _count(
     reached = np.searchsorted(thresholds_T, scores.data, side="right") + (scores.data > 0)
     codes = csr_array((reached.astype(np.min_scalar_type(size + 1)), scores.indices, scores.indptr), shape=scores.shape)
     hits_WTN, predicted_WTN = np.empty((2, len(weights_WV), size, total))
-    # By blocks: the matrix of proteins by terms is dense here, gigabytes for all proteins at once.
+    # In blocks: the matrix of proteins by terms is dense here, gigabytes for all proteins at once.
     for start in range(0, total, BLOCK):
         rows = slice(start, min(start + BLOCK, total))
         codes_VB = dense(codes[rows])

@@ -10,7 +10,7 @@ aspects.
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -247,18 +247,8 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
     held_out = _held_out(store, ids, data, partial(read_terms, before=terms.since))
     files: dict[str, Iterable[str]] = {
         "terms.obo": (f"{line}\n" for _, line in numbered_lines(obo)),
-        # Only the most specific terms: reading the file propagates them again.
-        "annotations.tsv": (
-            f"{protein}\t{term}\n"
-            for name, annotated in known.items()
-            for protein, term in _leaves(annotated, ontology, name)
-        ),
-        "accretion.tsv": (
-            f"{term}\t{value!r}\n"  # repr: all digits, so that a run and its evaluation use identical weights
-            for name, values in accretion.items()
-            for term, value in zip(ontology.aspects[name].terms, values.tolist(), strict=True)
-            if value
-        ),
+        "annotations.tsv": _annotation_lines(known, ontology),
+        "accretion.tsv": _accretion_lines(accretion, ontology),
         "validation.txt": (f"{name}\n" for name in ids if name in held_out),
     }
     for name, lines in files.items():
@@ -266,12 +256,20 @@ def _write(building: Path, store: Store, data: DataSection) -> None:
             file.writelines(lines)
 
 
-def _leaves(annotated: Annotations, ontology: Ontology, name: str) -> Iterator[tuple[str, str]]:
-    """Yield protein and term of the most specific annotations, leaving out ancestors of other annotations."""
-    aspect = ontology.aspects[name]
-    specific = (annotated.terms > (annotated.terms @ aspect.parents)).tocoo()  # > of bool: this and not that
-    for protein, term in zip(*specific.coords, strict=True):
-        yield annotated.proteins[protein], aspect.terms[term]
+def _annotation_lines(known: Mapping[str, Annotations], ontology: Ontology) -> Iterator[str]:
+    """Yield the most specific annotations only, because reading the file propagates them again."""
+    for name, annotated in known.items():
+        aspect = ontology.aspects[name]
+        specific = (annotated.terms > (annotated.terms @ aspect.parents)).tocoo()  # > of bool: this and not that
+        for protein, term in zip(*specific.coords, strict=True):
+            yield f"{annotated.proteins[protein]}\t{aspect.terms[term]}\n"
+
+
+def _accretion_lines(accretion: Mapping[str, NDArray[np.float64]], ontology: Ontology) -> Iterator[str]:
+    for name, values in accretion.items():
+        for term, value in zip(ontology.aspects[name].terms, values.tolist(), strict=True):
+            if value:
+                yield f"{term}\t{value!r}\n"  # repr: all digits, so that a run and its evaluation use identical weights
 
 
 def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial) -> set[str]:
@@ -288,7 +286,7 @@ def _held_out(store: Store, ids: list[str], data: DataSection, earlier: partial)
             )
         return {*held_out.values()}
     if terms.since:
-        # As in CAFA: proteins without annotation in any aspect before the date.
+        # The rule of CAFA: proteins without annotation in any aspect before the date.
         return set(ids).difference(*(annotated.proteins for annotated in earlier().values()))
     hashes = store.sequence_hashes  # equal sequences stay together
     if terms.clusters:

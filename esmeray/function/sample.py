@@ -27,6 +27,29 @@ _EXTRA = 1 / 3
 def write_sample(folder: Path, settings: SampleSection) -> None:
     """Write the files to an existing folder; the same settings give the same bytes."""
     random = np.random.Generator(np.random.PCG64(0))
+    leaves = _write_ontology(folder / "terms.obo", random)
+    motifs = {term: _motif(random) for term in chain(*leaves)}
+    of_family = [[terms[_below(len(terms), random)] for terms in leaves] for _ in range(settings.families)]
+    texts: dict[str, list[str]] = {name: [] for name in ("train.fasta", "train.tsv", "test.fasta", "test.tsv")}
+    records = sample_records(settings.records, settings.families)
+    for number, (record, sequence) in enumerate(records):
+        family = int(record.removeprefix("family").split("_")[0])
+        terms = list(of_family[family])  # a copy: the additional terms of a member are not the family's
+        if random.random() < _EXTRA:
+            others = leaves[_below(len(leaves), random)]
+            terms.append(others[_below(len(others), random)])
+        residues = _with_motifs(sequence, [motifs[term] for term in terms], random)
+        # Whole families test prediction without homologs, single proteins prediction with them.
+        split = "test" if family % 10 == 9 or number % 10 == 9 else "train"
+        texts[f"{split}.fasta"].append(f">{record}\n{residues}")
+        # Without repeats: the additional term may be one that the family already has.
+        texts[f"{split}.tsv"] += [f"{record}\t{term}" for term in dict.fromkeys(terms)]
+    for name, lines in texts.items():
+        (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def _write_ontology(path: Path, random: np.random.Generator) -> list[list[str]]:
+    """Write the terms, and return those without children by namespace."""
     leaves = []
     lines = ["format-version: 1.2"]
     serial = count(1)  # ids run through all namespaces, as the Gene Ontology's do
@@ -39,24 +62,8 @@ def write_sample(folder: Path, settings: SampleSection) -> None:
             lines += [f"relationship: part_of {names[parent]}" for parent in parents[term][1:]]
         with_children = set(chain(*parents))
         leaves.append([name for term, name in enumerate(names) if term not in with_children])
-    (folder / "terms.obo").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    motifs = {term: _motif(random) for terms in leaves for term in terms}
-    of_family = [[terms[_below(len(terms), random)] for terms in leaves] for _ in range(settings.families)]
-    texts: dict[str, list[str]] = {name: [] for name in ("train.fasta", "train.tsv", "test.fasta", "test.tsv")}
-    records = sample_records(settings.records, settings.families)
-    for number, (record, sequence) in enumerate(records):
-        family = int(record.removeprefix("family").split("_")[0])
-        terms = list(of_family[family])  # a copy: the additional terms of a member are not the family's
-        if random.random() < _EXTRA:
-            others = leaves[_below(len(leaves), random)]
-            terms.append(others[_below(len(others), random)])
-        # Whole families test prediction without homologs, single proteins prediction with them.
-        split = "test" if family % 10 == 9 or number % 10 == 9 else "train"
-        texts[f"{split}.fasta"].append(f">{record}\n{_with_motifs(sequence, [motifs[term] for term in terms], random)}")
-        # Without repeats: the additional term may be one that the family already has.
-        texts[f"{split}.tsv"] += [f"{record}\t{term}" for term in dict.fromkeys(terms)]
-    for name, lines in texts.items():
-        (folder / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return leaves
 
 
 def _parents(term: int, random: np.random.Generator) -> list[int]:

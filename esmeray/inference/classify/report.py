@@ -134,20 +134,23 @@ def evaluation_of(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
-    # Training records inflate the metrics, and the file may contain some unnoticed.
-    not_in_training = None
-    if trained_N is not None and 0 < trained_N.sum() < len(trained_N):  # otherwise both sets of metrics would be equal
-        new = ~trained_N if groups is None else ~trained_N[groups]
-        not_in_training = {"records": int((~trained_N).sum()), **metrics_of(scored.probabilities, new)}
+    residues = {} if groups is None else {"residues": len(targets)}
+    not_in_training = {}
+    # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none, or no others,
+    # there is nothing to compare.
+    if trained_N is not None and 0 < trained_N.sum() < len(trained_N):
+        new_N = ~trained_N
+        new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])
+        not_in_training = {"not_in_training": {"records": int(new_N.sum()), **new_metrics}}
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
         "records": len(scored.ids),
         "without_target": int((~has_target(targets)).sum()),
-        **({} if groups is None else {"residues": len(targets)}),
+        **residues,
         **metrics_of(scored.probabilities),
         "in_training": None if trained_N is None else int(trained_N.sum()),
-        **({} if not_in_training is None else {"not_in_training": not_in_training}),
+        **not_in_training,
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
         "classes": [
@@ -183,30 +186,28 @@ def write_report(
 
 def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> list[str]:
     """Markdown table with the metrics of the model and the baselines with their intervals, ``best_of`` first."""
-    number, unit = evaluation["records"], "records"
-    if "residues" in evaluation:
-        number, unit = evaluation["residues"], f"residues of {evaluation['records']:,} records"
-    new = {"model, not trained on": evaluation["not_in_training"]} if "not_in_training" in evaluation else {}
-    columns = {"model": evaluation, **new, **evaluation["baselines"]}
+    records = f"{evaluation['records']:,} records"
+    about = f"{evaluation['residues']:,} residues of {records}" if "residues" in evaluation else records
+    about += f", {evaluation['without_target']:,} without a target."
+    if evaluation.get("in_training") is not None:
+        about += f" {evaluation['in_training']:,} of the {records} were in the model's training data."
+    columns: dict[str, Mapping[str, Any]] = {"model": evaluation}
+    if "not_in_training" in evaluation:
+        columns["model, not trained on"] = evaluation["not_in_training"]
+    columns |= evaluation["baselines"]
     # A metric may be undefined for the model and defined for a baseline.
     present = {name for column in columns.values() for name in column["metrics"]}
-    first = [best_of] if best_of in present else []
-    rows = [
-        [name, *(_value(column, name) for column in columns.values())]
-        for name in dict.fromkeys(first + list(evaluation["metrics"]) + sorted(present))
-    ]
-    chosen = f" The checkpoint was selected by {best_of} (first row)." if first else ""
+    names = [*evaluation["metrics"], *sorted(present)]
+    chosen = ""
+    if best_of in present:
+        names.insert(0, best_of)
+        chosen = f" The checkpoint was selected by {best_of} (first row)."
+    rows = [[name, *(_value(column, name) for column in columns.values())] for name in dict.fromkeys(names)]
     bootstrap = evaluation["bootstrap"]
     note = (
         f"In brackets: {bootstrap['share']:.0%} confidence intervals (percentile bootstrap over the records, "
         f"{bootstrap['samples']:,} resamples, seed {bootstrap['seed']}). A dash means undefined.{chosen}"
     )
-    about = f"{number:,} {unit}, {evaluation['without_target']:,} without a target."
-    if evaluation.get("in_training") is not None:
-        about += (
-            f" {evaluation['in_training']:,} of the {evaluation['records']:,} records were in the model's "
-            "training data."
-        )
     return [about, "", *table_lines(["metric", *columns], rows), "", note, ""]
 
 

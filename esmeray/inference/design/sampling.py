@@ -209,31 +209,34 @@ def log_likelihoods(
     """
     length = len(structure.residues)
     at_once = max(1, tokens // (length + 2))
-    # All sequences use the same hidden positions, so that their scores are comparable.
-    order = torch.rand(DRAWS, length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
-    hidden = order < torch.tensor([[max(1, round(length * (draw + 0.5) / DRAWS))] for draw in range(DRAWS)])
-    jobs = [(number, draw) for number in range(len(sequences)) for draw in range(DRAWS)]
+    # Each draw hides one residue or more. All sequences use the same positions, so that their scores are comparable.
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.rand(DRAWS, length, generator=generator).argsort(1).argsort(1)
+    numbers_hidden = [max(1, round(length * (draw + 0.5) / DRAWS)) for draw in range(DRAWS)]
+    hidden = ranks < torch.tensor(numbers_hidden)[:, None]
     device = next(model.parameters()).device
 
+    # Indices are of pairs of a sequence and a draw, with the draws of a sequence next to each other.
     @torch.inference_mode()
     def launch(indices: Indices) -> dict[str, Tensor]:
-        chunk = [jobs[index] for index in indices.tolist()]
-        texts = [sequences[number] for number, _ in chunk]
+        rows, draws = np.divmod(indices, DRAWS)
+        texts = [sequences[row] for row in rows.tolist()]
         batch = structure_batch(structure, texts, label).to(device)
-        is_hidden = hidden[[draw for _, draw in chunk]].to(device)
-        batch.tokens.view(len(chunk), length + 2)[:, 1:-1].masked_fill_(is_hidden, MASK)
+        is_hidden = hidden[draws.tolist()].to(device)
+        batch.tokens.view(len(texts), length + 2)[:, 1:-1].masked_fill_(is_hidden, MASK)
         logits = amino_acid_logits(model, model.logits(batch, model.conditions(batch)))
-        log_p = logits.view(len(chunk), length + 2, 20)[:, 1:-1].log_softmax(-1)
+        log_p = logits.view(len(texts), length + 2, 20)[:, 1:-1].log_softmax(-1)
+        # Columns of the sequences' residues; -1 for other letters.
         wanted = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=device)
         judged = is_hidden & (wanted >= 0)
         chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0].masked_fill(~judged, 0)
         return {"sums": chosen.sum(1), "counts": judged.sum(1)}
 
     loop = ForwardLoop(
-        device, one_by_one(launch), lambda index: f"sequence {jobs[index][0] + 1} of {length:,} residues"
+        device, one_by_one(launch), lambda index: f"sequence {index // DRAWS + 1} of {length:,} residues"
     )
     sums, counts = np.zeros((len(sequences), DRAWS)), np.zeros((len(sequences), DRAWS))
-    for indices, totals in loop.run(consecutive(len(jobs), at_once)):
+    for indices, totals in loop.run(consecutive(sums.size, at_once)):
         sums.flat[indices] = totals["sums"].numpy()
         counts.flat[indices] = totals["counts"].numpy()
     known = counts > 0  # in a short sequence, all hidden residues of a draw may be non-standard

@@ -179,7 +179,7 @@ def distinct_sequences(store: Store, chosen: Indices) -> tuple[Indices, Indices]
 
     Sequences are compared by both hashes of their keys, because collisions of a single XXH3-64 can be constructed.
     """
-    # By sorting, because a dictionary would hold an object for each of 10^8 records.
+    # Sorted, because a dictionary would hold an object for each of 10^8 records.
     _, first, group = np.unique(store.sequence_keys(chosen).view("S16")[:, 0], return_index=True, return_inverse=True)
     # Restore input order, so that a shard reads neighbouring records of the store.
     by_input = np.argsort(first)

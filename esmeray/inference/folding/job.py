@@ -155,17 +155,20 @@ def predict_structures(
         workers: :func:`actors`, closed at the end; None computes in this process.
         progress: called with the number of finished sequences and the total.
     """
-    distinct, local = list(dict.fromkeys(sequences)), Folder(settings)
+    distinct = list(dict.fromkeys(sequences))
+    local = Folder(settings)
     folder = settings.cache / (local.load() if workers is None else workers.loaded)
     try:
         (folder / FAILURE_FILE).unlink(missing_ok=True)  # from an earlier start; workers would give up at once
         absent = ~PredictedStructures(folder, "null").has(keys(distinct))
+        lengths = np.array([len(sequence) for sequence in distinct], np.int64)
         # Planned over all sequences, so that a resumed job computes the same batches.
-        planned = [indices[absent[indices]] for indices in plan(np.array([*map(len, distinct)], np.int64), tokens)]
+        planned = [indices[absent[indices]] for indices in plan(lengths, tokens)]
         batches = [[distinct[index] for index in indices.tolist()] for indices in planned if indices.size]
         cached = done = int(len(distinct) - absent.sum())
         progress(done, len(distinct))
-        for number, size in enumerate(map(local.run, batches) if workers is None else workers.run(batches), 1):
+        sizes = map(local.run, batches) if workers is None else workers.run(batches)
+        for number, size in enumerate(sizes, 1):
             done += size
             progress(done, len(distinct))
             if number % _MERGED == 0:
@@ -174,6 +177,5 @@ def predict_structures(
     finally:
         if workers is not None:
             workers.close()
-    return FoldingReport(
-        folder, len(distinct), cached, 0 if cache_bytes is None else bound_cache(settings.cache, cache_bytes)
-    )
+    removed = 0 if cache_bytes is None else bound_cache(settings.cache, cache_bytes)
+    return FoldingReport(folder, len(distinct), cached, removed)

@@ -117,7 +117,8 @@ class Parts:
         blocks = []
         for start, stop in ranges(len(texts), _AT_ONCE):
             vectors_nC = None if vectors_NC is None else vectors_NC[start:stop]
-            blocks.append(pruned(csr_array(probabilities(texts[start:stop], vectors_nC).astype(float))))
+            dense_nV = probabilities(texts[start:stop], vectors_nC).astype(float)
+            blocks.append(pruned(csr_array(dense_nV)))
         scores = csr_array(vstack(blocks, format="csr")) if blocks else csr_array((0, len(space.names)))
         columns = {term: column for column, term in enumerate(space.names)}
         learnt = {}
@@ -125,6 +126,7 @@ class Parts:
             terms = aspect.aspect.terms
             known = [(columns[term], index) for index, term in enumerate(terms) if term in columns]
             if known:
+                # A matrix product moves the columns of the network's terms to their columns in the aspect.
                 selected_KV = csr_array((np.ones(len(known)), np.transpose(known)), shape=(len(columns), len(terms)))
                 # The network does not learn rare terms; those that are parents of learnt terms get their children's
                 # scores.

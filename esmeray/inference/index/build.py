@@ -119,19 +119,21 @@ def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: boo
     """
     output = target_path(section.output, overwrite)
     recover(output)
-    is_there = (output / INDEX_FILE).is_file() and not overwrite
-    if not is_there:
+    base: Path | None = None
+    if overwrite or not (output / INDEX_FILE).is_file():
         refuse_existing(output, MADE_BY, overwrite)
-    # For a URI only the manifests have been downloaded so far; an extension links the existing files and needs the
-    # clusters. Objects that no manifest lists remain from an interrupted upload and are ignored.
-    base = resolved(local_path(section.output, listed_names(output, MADE_BY).__contains__)) if is_there else None
+    else:
+        # For a URI only the manifests have been downloaded so far; an extension links the existing files and needs the
+        # clusters. Objects that no manifest lists remain from an interrupted upload and are ignored.
+        listed = listed_names(output, MADE_BY)
+        base = resolved(local_path(section.output, listed.__contains__))
     with unfinished(output, MADE_BY) as partial:
         # Read under the lock, because another process may have extended the index meanwhile.
         before = None if base is None else read_index_manifest(base)
         name = section.name or (before.output if before else None)
         opened = [open_vectors(local_path(source), name) for source in sources]
         manifest = _manifest(section, opened, before)
-        rows = [*new_rows(opened, None if base is None else open_index(section.output), partial)]
+        rows = list(new_rows(opened, None if base is None else open_index(section.output), partial))
         new = sum(len(group.records) for group in rows)
         total = sum(map(len, opened))
         if not new and before is not None:
@@ -147,9 +149,11 @@ def make_index(sources: Sequence[Path], section: IndexSection, *, overwrite: boo
             complete = _grown(partial, done, manifest, rows, trained, lambda count: bar(count / new, count))
         making = made_folder(output, MADE_BY, overwrite) if base is None else grown_folder(output, base, MADE_BY)
         with making as building:
-            names = [name for entry in complete.parts[len(manifest.parts) :] for name in entry.files]
-            for name in [*names, *([TRAINED_FILE] if trained is not None and base is None else [])]:
-                link(partial / name, building / name)
+            files = [file for part in complete.parts[len(manifest.parts) :] for file in part.files]
+            if trained is not None and base is None:
+                files.append(TRAINED_FILE)
+            for file in files:
+                link(partial / file, building / file)
             if base is None:
                 write_training(building, opened[:1])
             write_atomically(building / INDEX_FILE, complete.model_dump_json(indent=1) + "\n")

@@ -72,7 +72,7 @@ class Scorer:
 
     def zero_shot(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
         """(N,) zero-shot scores. Raises DataError for insertions and deletions if the method can't score them."""
-        wild_types = [*dict.fromkeys(variant.protein.sequence for variant in variants)]
+        wild_types = list(dict.fromkeys(variant.protein.sequence for variant in variants))
         number_of = {sequence: number for number, sequence in enumerate(wild_types)}
         numbers_N = [number_of[variant.protein.sequence] for variant in variants]
         longest = max(map(len, wild_types))
@@ -83,35 +83,33 @@ class Scorer:
             warn(unknown)
         if self._method == "pseudo":
             # Wild types are the first rows, so that a resumed job does not compute them again.
-            sequences = [*wild_types, *(variant.sequence() for variant in variants)]
+            sequences = wild_types + [variant.sequence() for variant in variants]
             sums_N1 = self._rows(
                 "pseudo", sequences, longest * width, lambda items: self.log_likelihoods(items)[:, None]
             )
             return sums_N1[len(wild_types) :, 0] - sums_N1[numbers_N, 0]
-        if any(variant.mutant.whole is not None for variant in variants):
+        if whole:
             raise DataError(f"method {self._method}: can't score insertions and deletions; use pseudo")
         # Each position of a wild type once, because one pass gives all its 20 probabilities.
-        positions = {
-            (number, mutation.offset)
-            for number, variant in zip(numbers_N, variants, strict=True)
-            for mutation in variant.mutant.mutations
-        }
+        positions: set[tuple[int, int]] = set()
+        for number, variant in zip(numbers_N, variants, strict=True):
+            positions.update((number, mutation.offset) for mutation in variant.mutant.mutations)
         wanted = sorted(positions)
         masked = self._method == "masked"
         # Unmasked, all positions of a protein within one window share a pass.
         one_pass = not masked and width == longest
         logs_M20 = self._rows(
             self._method,
-            [*map(list, wanted)],
+            [list(position) for position in wanted],
             1 if one_pass else width,
             lambda items: self.log_probabilities(wild_types, np.array(items), masked),
             wild_types,
         )
+        # Mutations with the row of their position in place of the offset.
         row_of = {position: row for row, position in enumerate(wanted)}
-        mutations = [
-            [mutation._replace(offset=row_of[number, mutation.offset]) for mutation in variant.mutant.mutations]
-            for number, variant in zip(numbers_N, variants, strict=True)
-        ]
+        mutations = []
+        for number, variant in zip(numbers_N, variants, strict=True):
+            mutations.append([m._replace(offset=row_of[number, m.offset]) for m in variant.mutant.mutations])
         return marginal_scores(mutations, logs_M20)
 
     def embeddings(self, variants: Sequence[Variant]) -> NDArray[np.float64]:

@@ -55,7 +55,7 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
     DataError if no mutant has all values.
     """
     # Restricted to mutants with all values, because metrics are comparable only on the same mutants.
-    known_N = np.logical_and.reduce([np.isfinite(values) for values in (*scores.values(), measured_N)])
+    known_N = np.logical_and.reduce(np.isfinite([*scores.values(), measured_N]))
     size = int(known_N.sum())
     if not size:
         raise DataError("no mutant has both a measured value and all scores, so nothing can be evaluated")
@@ -71,10 +71,10 @@ def evaluation_of(scores: Mapping[str, Floats], measured_N: Floats, *, samples: 
             "intervals": {name: interval for name, interval in intervals.items() if interval},
         }
 
-    (_, first), *others = ((name, evaluated(values)) for name, values in scores.items())
+    first, *others = scores
     return {
-        **first,
-        "baselines": dict(others),
+        **evaluated(scores[first]),
+        "baselines": {name: evaluated(scores[name]) for name in others},
         "records": len(known_N),
         "without_target": len(known_N) - size,
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
@@ -98,7 +98,7 @@ def metrics_table(by_protein: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
     rows = {}
     for name, evaluation in by_protein.items():
         baselines = evaluation["baselines"].items()
-        others = {f"spearman of {other}": found["metrics"].get("spearman") for other, found in baselines}
+        others = {f"spearman of {other}": baseline["metrics"].get("spearman") for other, baseline in baselines}
         size = evaluation["records"] - evaluation["without_target"]
         rows[name] = {"mutants": size, "spearman": evaluation["metrics"].get("spearman"), **others}
         rows[name] |= evaluation["metrics"]
@@ -111,12 +111,14 @@ def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
         return metrics_lines(next(iter(by_protein.values())))
     table = metrics_table(by_protein)
     table.loc["mean"] = table.mean()
-    sizes = table.pop("mutants")
-    rows = [
-        [str(name), f"{size:,.0f}", *("–" if np.isnan(value) else f"{value:.3f}" for value in row)]
-        for name, size, row in zip(table.index, sizes, table.to_numpy().tolist(), strict=True)
-    ]
-    return [*table_lines(["protein", "mutants", *table.columns], rows), ""]
+    texts = table.map(_rounded)
+    texts["mutants"] = table["mutants"].map("{:,.0f}".format)
+    rows = [[str(name), *cells] for name, *cells in texts.itertuples(name=None)]
+    return [*table_lines(["protein", *texts.columns], rows), ""]
+
+
+def _rounded(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.3f}"
 
 
 def _top_recall(scores_N: Floats, measured_N: Floats) -> float:

@@ -150,16 +150,25 @@ class Proposer:
 
     def _combinations(self) -> list[Mutant]:
         """Combine the best measured mutations. The limit on candidates sets how many mutations are used."""
-        mutations = {mutation for mutant in self._data.mutants for mutation in mutant.mutations}
-        singles = [Mutant((mutation,)) for mutation in sorted(mutations)]
+        measured = {mutation for mutant in self._data.mutants for mutation in mutant.mutations}
+        singles = [Mutant((mutation,)) for mutation in sorted(measured)]
         singles = [mutant for mutant in singles if not self._objection(mutant)]
-        mean_N = self._process.predict(self._features(singles, "mutations")).mean if singles else np.empty(0)
+        if not singles:
+            return []
+        largest = self._section.mutations
         limit = _COMBINATIONS[self._fitted.section.features]
-        most = max(n for n in range(len(singles) + 1) if math.comb(n, self._section.mutations) <= limit)
-        best = [singles[row].mutations[0] for row in np.argsort(-mean_N, kind="stable")[:most]]
-        groups = (group for size in range(2, self._section.mutations + 1) for group in combinations(best, size))
-        by_offset = (sorted(group, key=lambda mutation: mutation.offset) for group in groups)
-        return [Mutant(tuple(group)) for group in by_offset if len({m.offset for m in group}) == len(group)]
+        number = len(singles)
+        while math.comb(number, largest) > limit:
+            number -= 1
+        mean_N = self._process.predict(self._features(singles, "mutations")).mean
+        best = [singles[row].mutations[0] for row in np.argsort(-mean_N, kind="stable")[:number]]
+        mutants = []
+        for size in range(2, largest + 1):
+            for group in combinations(best, size):
+                # At most one mutation per position.
+                if len({mutation.offset for mutation in group}) == size:
+                    mutants.append(Mutant(tuple(sorted(group, key=lambda mutation: mutation.offset))))
+        return mutants
 
     def _objection(self, mutant: Mutant) -> str:
         """Reason why a mutant is not a candidate; empty for a candidate."""

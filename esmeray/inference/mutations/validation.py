@@ -37,7 +37,7 @@ def folds(
 
     Positions are ranked among the mutated positions.
 
-    By position, folds alternate (modulo) or are segments (contiguous). Raises ConfigError for groups or several
+    Folds by position alternate (modulo) or are segments (contiguous). Raises ConfigError for groups or several
     mutations in folds by position, and for too few positions.
     """
     if kind == "rest":

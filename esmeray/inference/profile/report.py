@@ -1,6 +1,6 @@
 """Render a profile as text and PNG. Sizes that are out of memory are not plotted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
         for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
             style(axes, name)
             for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
-                heights = [row[key][line] if line else row[key] for row in done]
+                heights = _values(done, key, line)
                 if None not in heights:  # None for GPU memory without a GPU
                     axes.plot(sizes, heights, color=colour, marker="o", markersize=4, label=line or None)
             axes.set_xscale("log", base=2)
@@ -139,12 +139,18 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
             legend(axes)
 
 
+def _values(rows: Iterable[Mapping[str, Any]], key: str, entry: str) -> list[Any]:
+    values = [row[key] for row in rows]
+    return [value[entry] for value in values] if entry else values
+
+
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Draw all metrics of all batch sizes as numbers, from red (worst of its row) to green (best)."""
-    unit, done = measured["unit"], [row for row in measured["rows"] if not row["error"]]
+    unit = measured["unit"]
+    done = [row for row in measured["rows"] if not row["error"]]
     # Without a GPU its row would be empty.
     lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
-    values = np.array([[row[key][entry] if entry else row[key] for row in done] for _, key, entry, _ in lines], float)
+    values = np.array([_values(done, key, entry) for _, key, entry, _ in lines], float)
     with picture(path, max(7.0, 3.6 + 1.15 * len(done)), 1.6 + 0.46 * max(1, len(lines)), title) as figure:
         axes = figure.subplots()
         if done:

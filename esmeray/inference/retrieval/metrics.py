@@ -78,10 +78,12 @@ def means(values: Iterable[NDArray[np.float64]], samples: int, seed: int) -> lis
     ``values``: (L, M) per query. ``samples``: number of resamplings of the queries.
     """
     values_QLM = np.array(list(values))
+    # The first row is the original sample.
     counts_SQ = np.array([np.ones(len(values_QLM)), *resamplings(len(values_QLM), samples, seed)])
     known_SLM = np.tensordot(counts_SQ, ~np.isnan(values_QLM), 1)
-    # The first row is the original sample. NaN if a resampling has no query with such a relative.
-    means_SLM = np.where(known_SLM > 0, ratio(np.tensordot(counts_SQ, np.nan_to_num(values_QLM), 1), known_SLM), np.nan)
+    sums_SLM = np.tensordot(counts_SQ, np.nan_to_num(values_QLM), 1)
+    # NaN if a resampling has no query with such a relative.
+    means_SLM = np.where(known_SLM > 0, ratio(sums_SLM, known_SLM), np.nan)
     return [
         dict(zip(METRICS, map(_metric, means_SLM[:, level].T, known_SLM[0, level]), strict=True))
         for level in range(means_SLM.shape[1])

@@ -34,7 +34,7 @@ TOGETHER = 10_000
 """Numbers written as JSON at a time. That holds the GIL for about a millisecond."""
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="large")
 """One thread for all large requests. With more threads the event loop would wait for the GIL more often."""
-GIVEN = dict.fromkeys(("", "*/*", "application/json", "application/*"), "") | {
+_KINDS = dict.fromkeys(("", "*/*", "application/json", "application/*"), "") | {
     kind: kind for kind in (ARROW, NPY, PARQUET, CSV)
 }
 """Kind of answer by media type of ``Accept``; '' is JSON."""
@@ -45,8 +45,8 @@ async def wanted(request: Request) -> str:
     # In the order of the header. Weights (q=) are ignored: clients nearly always list types by weight.
     for accepted in request.headers.get("accept", "").split(","):
         kind = accepted.partition(";")[0].strip().lower()
-        if kind in GIVEN:
-            return GIVEN[kind]
+        if kind in _KINDS:
+            return _KINDS[kind]
     raise RefusalError(406, f"answers are application/json, {ARROW}, {NPY}, {PARQUET} or {CSV}")
 
 

@@ -154,9 +154,9 @@ def check_query(request: Request, names: Collection[str]) -> None:
         raise RefusalError(422, f"the query of the address has an unknown parameter {unknown}")
 
 
-def unknown_names(given: Iterable[str], known: Collection[str]) -> Iterator[str]:
+def unknown_names(names: Iterable[str], known: Collection[str]) -> Iterator[str]:
     """Yield each unknown name with a list of the known ones."""
-    for name in given:
+    for name in names:
         if name not in known:
             yield (
                 f"{printable(name, longest=40)!r}{did_you_mean(name[:MAX_ID_LENGTH], known)}; "

@@ -145,22 +145,24 @@ class Computer:
         if not indices:
             return {}
         results: dict[int, NDArray[np.float32]] = {}
-        payloads = (items[index].payload for index in indices)
+        pending = [items[index] for index in indices]
         mask = self._model.tokenizer.mask or 0  # without a mask token no output needs it
+        payloads = [item.payload for item in pending]
         pieces = [payload.masked(mask) if isinstance(payload, MaskedPiece) else payload for payload in payloads]
-        names = {"logits" if items[index].output == MASKED else items[index].output for index in indices}
+        # Results for masked positions are rows of the logits.
+        names = {"logits" if item.output == MASKED else item.output for item in pending}
         outputs = [output for name, output in self._outputs.items() if name in names]
         texts = TokenizedTexts(Tokenized(pieces, np.zeros(len(pieces), dtype=np.int64)), self._model)
         for batch in run(self._model, texts, outputs):
             rows = {output.name: batch.by_text(output) for output in outputs}
             # In the order of this batch, which is a part of ours after running out memory.
             for number, text in enumerate(batch.indices.tolist()):
-                output = items[indices[text]].output
-                results[indices[text]] = (
-                    rows["logits"][number][pieces[text] == mask]
-                    if output == MASKED
-                    else self._result(output, rows[output][number])
-                )
+                output = pending[text].output
+                if output == MASKED:
+                    result = rows["logits"][number][pieces[text] == mask]
+                else:
+                    result = self._result(output, rows[output][number])
+                results[indices[text]] = result
         return results
 
     def _about(self, served: ServedModel, tokens: int) -> About:

@@ -7,7 +7,7 @@ b.82.2.13, superfamily b.82.2 and fold b.82.
 
 Sensitivity is the share of a query's relatives that rank before the first false positive, which is a protein of another
 group at the last level. Relatives are evaluated by level: the query's family, its superfamily without its family, its
-fold without its superfamily. As in published values, the query counts as a hit in its own family. The metrics
+fold without its superfamily. The query counts as a hit in its own family, like in published values. The metrics
 sensitivity_of_others, AUC, top_1 and top_5 (a relative among the first hits) leave it out. Each metric is a mean over
 the queries with such relatives, with a 95 % bootstrap interval. If 'embed fit' fitted the model to some of the
 proteins, their number is printed, and the metrics are printed again without them.

@@ -73,7 +73,7 @@ def main(model: MaskedModelPath, score: MutationScoreSection, writer: OutputWrit
         scores_N = np.mean([prediction.mean for prediction in predicted], axis=0)
         new = {name: scores_N}
         if len(predicted) > 1:  # with one model they equal the mean
-            new |= {f"{name}_{number}": one.mean for number, one in enumerate(predicted, 1)}
+            new |= {f"{name}_{number}": prediction.mean for number, prediction in enumerate(predicted, 1)}
         elif np.isfinite(predicted[0].low).any():  # only a fitted model has intervals
             new |= {f"{name}_low": predicted[0].low, f"{name}_high": predicted[0].high}
         rows = table.rows.assign(**{key: by_row(values_N, table.number_of_row) for key, values_N in new.items()})

@@ -48,7 +48,9 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
         on_cuda = device.type == "cuda"
         # Traced after measuring, because the profiler slows the steps.
         steps = schedule(wait=1, warmup=1, active=TRACED_STEPS, repeat=1)
-        with profiler_of(on_cuda, schedule=steps, on_trace_ready=lambda it: write_trace(it, folder, on_cuda)) as traces:
+        with profiler_of(
+            on_cuda, schedule=steps, on_trace_ready=lambda profiler: write_trace(profiler, folder, on_cuda)
+        ) as traces:
             measure_on_worker(config, context, store, _TRACED, warmup_steps=2 + TRACED_STEPS, on_step=traces.step)
     # A single worker does not communicate.
     shares: dict[str, Any] = {name: share for name, share in measurement.shares.items() if name != "communication"}

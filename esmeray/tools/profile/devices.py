@@ -87,7 +87,8 @@ def compare(
     kinds = [("cpu", settings.precision), ("cuda", settings.precision)]
     if not torch.cuda.is_available():
         kinds = [("cpu", "fp32"), ("cpu", "bf16")]
-    sample = [texts[index] for index in spread(np.array([len(text) for text in texts]), settings.proteins).tolist()]
+    lengths = np.array([len(text) for text in texts])
+    sample = [texts[index] for index in spread(lengths, settings.proteins).tolist()]
     subjects = {}
     for device, precision in kinds:
         subject = open_subject(name, EmbedSection(precision=precision), device, ["mean"])
@@ -97,18 +98,20 @@ def compare(
         label: partial(timed, partial(subject.run, sample, subject.tokens)) for label, subject in subjects.items()
     }
     samples = measure(contenders, settings.rounds, show=lambda text: show(f"{name}, {text}"))
+    # All rounds compute the same batches.
+    first_batches, second_batches = (rounds[0][0] for rounds in samples.values())
     # Count computed residues, because longer sequences are cropped.
-    residues = int(sum(batch.lengths.sum() for batch in next(iter(samples.values()))[0][0]))
+    residues = int(sum(batch.lengths.sum() for batch in first_batches))
+    seconds_of = {label: [time_s for _, time_s in rounds] for label, rounds in samples.items()}
     devices = {}
-    for label, rounds in samples.items():
-        seconds = [time_s for _, time_s in rounds]
+    for label, seconds in seconds_of.items():
         devices[label] = {
             "device": subjects[label].model.facts.device_name,
             "tokens": subjects[label].tokens,
             "proteins_per_s": [len(sample) / time_s for time_s in seconds],
             "residues_per_s": [residues / time_s for time_s in seconds],
         }
-    slower, faster = ([seconds for _, seconds in rounds] for rounds in samples.values())
+    slower, faster = seconds_of.values()
     return {
         "model": name,
         "random_weights": any(subject.model.facts.random_weights for subject in subjects.values()),
@@ -117,7 +120,7 @@ def compare(
         "devices": devices,
         "speed_up": ratio(round_ratios(slower, faster))._asdict(),
         "hours_saved_per_million_proteins": 1e6 / len(sample) * (median(slower) - median(faster)) / 3600,
-        "agreement": agreement(*(_means(rounds[0][0]) for rounds in samples.values())),
+        "agreement": agreement(_means(first_batches), _means(second_batches)),
     }
 
 

@@ -36,7 +36,7 @@ from esmeray.service.http.routes.common import (
 router = APIRouter()
 MUTATIONS_AT_ONCE = 200
 """Maximum number of mutations that are parsed and scored in the event loop, at 20 µs each; a thread does more."""
-# By name, without importing torch. Classes have their own endpoint, so that keys can be limited to it.
+# Names only, without importing torch. Classes have their own endpoint, so that keys can be limited to it.
 _ENCODED = "|".join(name for name in output_names() if name != CLASSES)
 
 

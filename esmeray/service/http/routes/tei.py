@@ -104,10 +104,13 @@ async def predict(
     texts = body.inputs if isinstance(body.inputs, str) else [text for (text,) in body.inputs]
     query = resolve_request(service, request, None, texts, output=CLASSES, cut=body.cut)
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
-    answer = (
-        [{"score": float(values[index]), "label": about.labels[index]} for index in np.argsort(-values, kind="stable")]
-        for values in shares
-    )
+
+    def likeliest_first(values: np.ndarray) -> list[dict[str, Any]]:
+        classes = np.argsort(-values, kind="stable")
+        return [{"score": float(values[index]), "label": about.labels[index]} for index in classes]
+
+    # A generator, so that the lists are built in the thread.
+    answer = (likeliest_first(values) for values in shares)
     return await off_loop(are_many(shares), json_answer, next(answer) if isinstance(body.inputs, str) else answer)
 
 
