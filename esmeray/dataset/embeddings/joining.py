@@ -46,7 +46,7 @@ def join(
         for source, order_N in zip(sources.values(), orders, strict=True):
             streams.append(_in_order(source, order_N, rows, building))
         for start, stop in ranges(len(first), rows):
-            vectors_nC = np.concatenate(list(map(next, streams)), axis=1)
+            vectors_nC = np.concatenate([next(stream) for stream in streams], axis=1)
             yield Block(first.ids[start:stop], first.lengths[start:stop], vectors_nC)
             show(stop / len(first), stop)
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -406,8 +405,11 @@ def _splits(table: Table, split_column: str | None, columns: Columns) -> list[tu
     """Return the values of the split column and of FLIP's column, which no setting uses for something else."""
     if split_column not in columns:
         return None
-    flip = (values for name, values in columns.items() if table.wanted[name] is None)
-    return list(zip(columns[split_column], next(flip, repeat(None)), strict=False))
+    splits = columns[split_column]
+    flips = [values for name, values in columns.items() if table.wanted[name] is None]
+    if not flips:
+        return [(split, None) for split in splits]
+    return list(zip(splits, flips[0], strict=True))
 
 
 def _texts(path: Path, first_row: int, values: Sequence[Any]) -> list[str]:
