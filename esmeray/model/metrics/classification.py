@@ -176,9 +176,8 @@ def _metrics_of_column(kind: TargetKind, rows: _ScoredRows, column: int) -> Metr
 
 def _defined(metrics: Metrics) -> Metrics:
     """Return the metrics that are not NaN: counts as integers, others as floats."""
-    return {
-        name: value if isinstance(value, int) else float(value) for name, value in metrics.items() if np.isfinite(value)
-    }
+    defined = {name: value for name, value in metrics.items() if np.isfinite(value)}
+    return {name: value if isinstance(value, int) else float(value) for name, value in defined.items()}
 
 
 def _numpy(values: Values, dtype: type) -> NDArray:
