@@ -125,9 +125,10 @@ def _counters() -> dict[str, float]:
 
 def _file_cache_bytes(folder: Path) -> int:
     try:
-        values = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+        lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
+    values = dict(line.split(maxsplit=1) for line in lines)
     # v1 has totals including child groups under "total_", v2 without the prefix; the limit applies to the total.
     return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in ("inactive_file", "active_file"))
 
