@@ -61,7 +61,8 @@ def capacity(workers: Workers) -> Capacity:
     """
     try:
         if ray.util.client.ray.is_connected():  # a Ray Client (ray://) has to ask the cluster
-            machines = ray.get(ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines).remote())
+            task = ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines)
+            machines = ray.get(task.remote())
         else:
             machines = _machines()
     except (RayError, RuntimeError) as error:
