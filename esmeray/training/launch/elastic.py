@@ -70,7 +70,7 @@ class Attempts:
                 saved_step = step
                 if failures > self._max_failures:
                     return error
-                why = "workers failed"  # also the reason that the next attempt's run records
+                why = "workers failed"  # also for the `resized` event of the next attempt
                 say(f"{why}, restarting from step {step} (worker logs: {self._run.logs}) ...")
         return None
 
