@@ -148,7 +148,7 @@ def _transformers(bench: Bench, name: str, flops_per_token: float) -> Iterator[R
         loaded: Any = load_network(SIZES[name], 0)
     network = loaded.esm.to(bench.device, torch.bfloat16).eval()
     records = sample_records(256 if bench.device == "cuda" else 16, 4, seed=0)
-    # By length, as a careful user sorts them: otherwise padding would dominate.
+    # Sorted by length, as a careful user would: otherwise padding would dominate.
     chosen = sorted((sequence for _, sequence in records), key=len, reverse=True)
     by_rate: dict[float, Row] = {}
     for size in (16, 64, 128) if bench.device == "cuda" else (4,):

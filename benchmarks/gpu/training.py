@@ -147,8 +147,8 @@ def ceilings(bench: Bench) -> Iterator[Row]:
     # D of 650M, whose products dominate its training.
     D, rows = (1280, bench.tokens // 2) if bench.device == "cuda" else (64, 256)
     # The second row shows what query, key and value as one product would gain.
-    for what, width, count in (("three products of D by D", D, 3), ("one product of D by 3 D", 3 * D, 1)):
-        yield {"what": f"{what}, {rows} tokens", "TFLOP/s": _tflops(bench, rows, D, width, count)}
+    for product, width, count in (("three products of D by D", D, 3), ("one product of D by 3 D", 3 * D, 1)):
+        yield {"what": f"{product}, {rows} tokens", "TFLOP/s": _tflops(bench, rows, D, width, count)}
     yield {"what": f"D by 4 D, {rows} tokens", "TFLOP/s": _tflops(bench, rows, D, 4 * D)}
     yield {"what": f"4 D by D, {rows} tokens", "TFLOP/s": _tflops(bench, rows, 4 * D, D)}
     yield {"what": "copy, bytes read and written", "TB/s": bench.copy_tb_per_s}

@@ -1,7 +1,7 @@
 """Mean embeddings by transformers' EsmModel: as its documentation shows it, and tuned by hand.
 
-As documented: fp32, a tokenizer that pads, a loop over batches of 16 in the order of the file. Tuned, as by a careful
-user without another library: sorted by length, bf16, and the batch size that is fastest on this machine.
+The documented form: fp32, a tokenizer that pads, a loop over batches of 16 in the order of the file. The tuned form is
+what a careful user without another library writes: sorted by length, bf16, and the fastest batch size on this machine.
 
 Shape legend: N sequences, B sequences of a batch, L tokens with padding, D channels.
 """

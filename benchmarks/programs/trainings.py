@@ -132,7 +132,7 @@ def ours(config: dict[str, Any], store: str, folder: str, held_out: str | None =
         worker.experiment.close()
     memory_bytes = meter.peak_bytes()
     save_network(worker.engine.module.network(), run.path / "model")  # type: ignore[operator]
-    # As users read an export, which has transformers' own forward pass.
+    # Read the way users read an export, with transformers' own forward pass.
     network = EsmForMaskedLM.from_pretrained(run.path / "model")
     bits = bits_per_residue(network, held_out, esm_tokenizer(run.path), settings.data.max_length)
     return Training(steps, memory_bytes, bits)

@@ -55,7 +55,7 @@ def _structure(work: Work) -> dict[str, Value]:
 
 def write_residues(source: Path, target: Path) -> None:
     """Write the table with '.' for the structure of unresolved residues, which are neither learned nor scored."""
-    # As text: NA may be a protein, and 0101 is no number.
+    # Read as text: NA may be a protein, and 0101 is no number.
     table = pd.read_csv(source, dtype=str, keep_default_na=False)
 
     def known(row: pd.Series) -> str:

@@ -49,8 +49,8 @@ def _assays(work: Work) -> dict[str, Value]:
     if not (work.folder / "campaign").exists():
         work.run(f"mutations campaign FOLDER/fit --campaign.output FOLDER/campaign --campaign.seed {work.seed}")
     table = pd.read_csv(work.folder / "campaign" / "campaign.csv")
-    found = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
-    return values | {name: Value(value=found[way]) for way, name in _CAMPAIGN.items()}
+    means = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
+    return values | {name: Value(value=means[way]) for way, name in _CAMPAIGN.items()}
 
 
 def _beta_lactamase(work: Work) -> dict[str, Value]:

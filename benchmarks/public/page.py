@@ -21,11 +21,12 @@ def write_page(
 ) -> None:
     """Write the page of all measured seeds, by the benchmark's name."""
     shown = [benchmark for benchmark in benchmarks if results.get(benchmark.name)]
+    model = f"The language model has the weights {weights}." if weights else RANDOM
     rows = [_row(benchmark, metric, results[benchmark.name]) for benchmark in shown for metric in benchmark.metrics]
     missing = ", ".join(benchmark.name for benchmark in benchmarks if benchmark not in shown)
     parts = [
         "# Public benchmarks",
-        f"**{f'The language model has the weights {weights}.' if weights else RANDOM}** Means over the seeds, with "
+        f"**{model}** Means over the seeds, with "
         "their range. Intervals are means of the seeds' 95 % intervals over the records. `python -m benchmarks public` "
         "measures what is missing and writes this page; `python -m benchmarks public NAME` one benchmark.",
         grid(rows),

@@ -73,7 +73,7 @@ def _protein_vectors(setting: Setting) -> Values:
 
 def _mutants(proteins: Values, random: np.random.Generator, start: int, stop: int) -> Values:
     vectors = proteins[np.arange(start, stop) % len(proteins)]
-    # As mutants have few or many substitutions: most copies of a protein are not its nearest neighbours.
+    # Copies with few or many substitutions, like mutants: most copies of a protein are not its nearest neighbours.
     levels = 10 ** random.uniform(-1.5, 0, size=(stop - start, 1)).astype(np.float32)
     return vectors + levels * proteins.std(axis=0) * random.standard_normal(vectors.shape, dtype=np.float32)
 

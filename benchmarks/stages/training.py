@@ -167,7 +167,7 @@ def trainer_arguments(sequences: int, steps: int, sampling: str, device: str) ->
 def token_budget(sequences: Sequence[str], batch: int) -> int:
     """Return the mean number of tokens of ``batch`` sequences, at least the tokens of the longest."""
     lengths = [min(len(sequence), MAX_RESIDUES) + SPECIAL_TOKENS_PER_SEQUENCE for sequence in sequences]
-    # As many real tokens as the peer's padded batch has on average, so that both take as many per step.
+    # The number of real tokens that the peer's padded batch has on average, so that both take as many per step.
     mean = batch * sum(lengths) / len(lengths)
     return max(round(mean / BUDGET_MULTIPLE) * BUDGET_MULTIPLE, max(lengths))
 

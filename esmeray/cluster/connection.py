@@ -61,7 +61,8 @@ def capacity(workers: Workers) -> Capacity:
     """
     try:
         if ray.util.client.ray.is_connected():  # a Ray Client (ray://) has to ask the cluster
-            machines = ray.get(ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines).remote())
+            task = ray.remote(num_cpus=0, runtime_env=worker_environment())(_machines)
+            machines = ray.get(task.remote())
         else:
             machines = _machines()
     except (RayError, RuntimeError) as error:
@@ -110,8 +111,8 @@ def _machines() -> list[_Machine]:
     draining, free = state.get_draining_nodes(), state.available_resources_per_node()
     actors = state.actor_table(None, None, "ALIVE").values()
     job = ray.get_runtime_context().get_job_id()
-    mine = [actor for actor in actors if (actor["JobID"], actor["ActorClassName"]) == (job, "RayTrainWorker")]
-    workers = Counter(actor["Address"]["NodeID"] for actor in mine)
+    own_workers = [actor for actor in actors if (actor["JobID"], actor["ActorClassName"]) == (job, "RayTrainWorker")]
+    workers = Counter(actor["Address"]["NodeID"] for actor in own_workers)
     return [
         _Machine(node["NodeManagerAddress"], node["Resources"], free.get(name, {}), name in draining, workers[name])
         for node in ray.nodes()

@@ -100,15 +100,15 @@ def _start(task: Any, node: str, environment: dict[str, Any], *mark: str) -> Any
 
 def _differences(reply: Any, here: NodeFacts, shared: Path | None) -> list[str]:
     try:
-        there = NodeFacts(*ray.get(reply))
+        other = NodeFacts(*ray.get(reply))
     except RayTaskError as error:  # a missing package, or a version of Esmeray without this module
         return [f"can't run this version of Esmeray ({first_line(error.cause or error)})"]
     except RayError:
         return []
-    differing = [name for name, version in here.versions.items() if there.versions.get(name) != version]
-    lacks = [f"has {name} {there.versions.get(name)} (this machine: {here.versions[name]})" for name in differing]
-    if there.code != here.code:
+    differing = [name for name, version in here.versions.items() if other.versions.get(name) != version]
+    lacks = [f"has {name} {other.versions.get(name)} (this machine: {here.versions[name]})" for name in differing]
+    if other.code != here.code:
         lacks.append("has different Esmeray code (to send yours, use 'ray job submit --working-dir')")
-    if not there.sees:
+    if not other.sees:
         lacks.append(f"has another folder at {shared}, or can't write to it (mount the same folder on every node)")
     return lacks

@@ -144,9 +144,11 @@ def check_interface() -> None:
     Workers would fail at start, and Ray Train would restart them again and again.
     """
     named = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    there = psutil.net_if_addrs().keys()
-    if {*filter(None, named.split(","))} - there:
-        raise ResourceError(f"GLOO_SOCKET_IFNAME: {named}: no such network interface; available: {', '.join(there)}")
+    interfaces = psutil.net_if_addrs().keys()
+    if {*filter(None, named.split(","))} - interfaces:
+        raise ResourceError(
+            f"GLOO_SOCKET_IFNAME: {named}: no such network interface; available: {', '.join(interfaces)}"
+        )
 
 
 def find(section: RaySection) -> str:

@@ -23,11 +23,8 @@ def ray_folder() -> Path:
 
     Raises ResourceError if the private folder is a link, or if another user owns it or can enter it.
     """
-    folders = [
-        Path(parent).absolute() / f"esmeray-{os.geteuid()}"
-        for parent in (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
-        if parent
-    ]
+    parents = (os.environ.get("RAY_TMPDIR"), _runtime_folder(), tempfile.gettempdir(), "/tmp")
+    folders = [Path(parent).absolute() / f"esmeray-{os.geteuid()}" for parent in parents if parent]
     # /tmp is always short enough.
     folder = next(folder for folder in folders if len(os.fsencode(folder / "ray")) <= _MAX_PATH_BYTES)
     return own_folder(folder.parent) / "ray"

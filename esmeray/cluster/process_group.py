@@ -86,4 +86,6 @@ class WithoutDatasets(TorchTrainer):
     """Ray Train without the actor for Ray Datasets, whose process Ray (2.60) starts even without datasets."""
 
     def _create_default_callbacks(self) -> list[Any]:
-        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
+        return [
+            callback for callback in super()._create_default_callbacks() if not isinstance(callback, DatasetsCallback)
+        ]

@@ -165,7 +165,9 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
     # The user's folder may hold other files. A copy is named by a key and has a lock file next to it.
     copies = [path.with_suffix("") for path in root.glob("*.used") if re.fullmatch(r"[0-9a-f]{24}", path.stem)]
     folders = sorted((path for path in copies if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    sizes = {folder: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) for folder in folders}
+    sizes = {}
+    for folder in folders:
+        sizes[folder] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     for folder in folders:
         if sum(sizes.values()) > room:
             # Copies in use stay.
@@ -174,9 +176,7 @@ def _make_room(root: Path, uri: str, needed: int) -> None:
                 folder.with_suffix(".used").unlink()
                 del sizes[folder]
     if sum(sizes.values()) > room:
-        raise ResourceError(
-            f"{uri}: {needed / 1000000000.0:.3g} GB do not fit into the cache {root}: raise storage.cache_gb"
-        )
+        raise ResourceError(f"{uri}: {needed / 1e9:.3g} GB do not fit into the cache {root}: raise storage.cache_gb")
 
 
 def listing(uri: str) -> Items:

@@ -32,11 +32,11 @@ def duration(seconds: float) -> str:
     """Seconds in short: ``45 s``, ``12:05`` (minutes), ``3:12:05`` (hours), ``2 d 3 h``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 48:
         return f"{hours // 24} d {hours % 24} h"
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def amount(value: float) -> str:

@@ -160,7 +160,8 @@ class Table:
         """
         of_name = "\t" if ".tsv" in self._path.name.lower() else ","
         lines = head.decode("utf-8-sig", errors="replace").splitlines()
-        headers = {mark: next(filter(None, csv.reader(lines, delimiter=mark)), []) for mark in _SEPARATORS}
+        tables = {mark: csv.reader(lines, delimiter=mark) for mark in _SEPARATORS}
+        headers = {mark: next(filter(None, rows), []) for mark, rows in tables.items()}  # the first row with fields
         wanted = {mark: len(self.wanted.keys() & set(header)) for mark, header in headers.items()}
         most = max(_SEPARATORS, key=lambda mark: (wanted[mark], len(headers[mark]), mark == of_name))
         # A header may start like another file format, but then it has wanted columns.

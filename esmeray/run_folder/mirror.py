@@ -203,13 +203,13 @@ class RunMirror:
         """Upload what is new. Returns whether worker 0 waits for another node's part of a checkpoint."""
         if self._rank == 0:  # the metrics, with all that is known of a checkpoint, come before it
             upload(self.run.metrics, f"{self._uri}/{_METRICS}")
-        manifests, there = {}, listing(self._root)
+        manifests, stored = {}, listing(self._root)
         # Oldest first, so that the store grows in the order of the run.
         for folder in reversed(self._checkpoints.complete()):
             name, part = folder.path.name, f"{folder.path.name}/rank-{self._rank:05d}.json"
             with suppress(FileNotFoundError, CheckpointError):  # pruned in the meantime
                 manifest = folder.manifest()
-                if not {f"{name}/{MANIFEST}", part} & there.keys():
+                if not {f"{name}/{MANIFEST}", part} & stored.keys():
                     for entry in chain(*manifest.files.values()):
                         upload(folder.path / entry.name, f"{self._root}/{name}/{entry.name}")
                     # Last: its presence means that the files before it are complete.
@@ -228,11 +228,11 @@ class RunMirror:
 
     def _complete(self, name: str, manifest: Manifest) -> bool:
         """Write the manifest of a checkpoint at the URI if all parts are there. Returns whether they are."""
-        there = listing(f"{self._root}/{name}")
-        if MANIFEST not in there:
+        stored = listing(f"{self._root}/{name}")
+        if MANIFEST not in stored:
             parts = [
                 Manifest.model_validate_json(read(f"{self._root}/{name}/{part}"))
-                for part in there
+                for part in stored
                 if part.startswith("rank-")
             ]
             files = {rank: entries for part in parts for rank, entries in part.files.items()}

@@ -66,7 +66,9 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
     placed = place_workers(config.ray, nodes)
     own = job.own_settings(placed)
     values = {name: tuple(getattr(search.space, name) or [getattr(own, name)]) for name in NAMES}
-    values |= {name: tuple(sorted(values[name])) for name in NAMES if name != "precision" and None not in values[name]}
+    for name in values.keys() - {"precision"}:
+        if None not in values[name]:
+            values[name] = tuple(sorted(values[name]))
     if search.space.tokens is None:
         largest = config.batch.global_tokens
         if data_tokens is not None and not search.keep_global_tokens:
@@ -87,7 +89,10 @@ def make_space(job: Job, nodes: list[NodeResources], data_tokens: int | None = N
         reasons = "; ".join(f"{count} excluded for {reason}" for reason, count in left_out.items())
         raise ConfigError(f"space: none of {left_out.total()} configurations is valid: {reasons}")
     # Values without a valid configuration are removed: a sampler would suggest them in vain.
-    occurring = {name: tuple(v for v in values[name] if any(getattr(s, name) == v for s in valid)) for name in NAMES}
+    occurring = {}
+    for name in NAMES:
+        used = {getattr(settings, name) for settings in valid}
+        occurring[name] = tuple(value for value in values[name] if value in used)
     space = SearchSpace(occurring, tuple(valid), dict(left_out), valid[0], workers)
     return replace(space, default=space.nearest(own))
 
@@ -140,7 +145,8 @@ def _budgets(data: DataSection, own: int, largest: int, steps: int) -> tuple[int
     # Start at the power of two below the longest sequence: intermediate budgets of that doubling may still hold it.
     exponents = range(int(math.log2(smallest)), int(math.log2(max(smallest, largest))) + 1)
     budgets = {2**exponent * (steps + step) // steps for exponent in exponents for step in range(steps)}
-    return tuple(sorted({own} | {tokens for tokens in budgets if smallest <= tokens <= largest}))
+    allowed = {tokens for tokens in budgets if smallest <= tokens <= largest}
+    return tuple(sorted({own, *allowed}))
 
 
 def _workers(ray: RaySection, nodes: list[NodeResources], counts: Sequence[Any]) -> dict[int, Workers]:

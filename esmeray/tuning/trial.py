@@ -110,7 +110,7 @@ class TrainingWork:
         sums = self._stepper.forward_backward(step, global_targets)
         with self.clock.phase("optimizer"):
             result = self._engine.step(learning_rate(self._steps, self._total_steps, self._settings))
-        # As in the loop, results are read a step later on a GPU, and summed over workers.
+        # Like the loop, this reads results a step later on a GPU, and sums them over workers.
         values = HostCopy({**sums.own, _NORM: result.gradient_norm})
         due = self._unread if self._late and self._unread is not None else values
         self._unread = values

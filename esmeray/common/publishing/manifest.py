@@ -24,7 +24,8 @@ _MAX_NAME_LENGTH, _MAX_PATH_LENGTH = 255, 2000
 def list_files(folder: Path, made_by: str) -> None:
     """Write the manifest of a folder, with the checksums of all its files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MADE_FILE)
-    write_manifest(manifest_of(folder), made_by, {str(path.relative_to(folder)): file_xxh128(path) for path in paths})
+    checksums = {str(path.relative_to(folder)): file_xxh128(path) for path in paths}
+    write_manifest(manifest_of(folder), made_by, checksums)
 
 
 def listed_names(folder: Path, made_by: str) -> set[str]:
@@ -59,11 +60,14 @@ def not_made_by(target: Path, made_by: str, read: bool = True) -> str | None:
     if not files:
         return f"was not written by {made_by}"
     folder = target if target.is_dir() else target.parent
+    manifests = {manifest}
     # Only manifests of parts: other outputs inside this folder must not be replaced with it.
-    of_parts = {path: listed(path, made_by) for path in target.rglob(f"{PARTS}/{MADE_FILE}")}
-    for path, checksums in of_parts.items():
-        files |= {str((path.parent / name).relative_to(folder)): checksum for name, checksum in checksums.items()}
-    manifests = {manifest, *(path for path, checksums in of_parts.items() if checksums)}
+    for path in target.rglob(f"{PARTS}/{MADE_FILE}"):
+        checksums = listed(path, made_by)
+        part = path.parent.relative_to(folder)
+        files |= {str(part / name): checksum for name, checksum in checksums.items()}
+        if checksums:
+            manifests.add(path)
     paths = [path for path in target.rglob("*") if path not in manifests] if target.is_dir() else [target]
     for path in paths:
         name = str(path.relative_to(folder))

@@ -80,8 +80,8 @@ class EpochPlan:
         beyond = step - (self.ramp.size - 1)
         first = int(self.ramp[min(step, self.ramp.size - 1)]) + max(beyond, 0) * self.batches_per_step
         size = self.batches_per_step if beyond >= 0 else int(self.ramp[step + 1]) - first
-        mine: list[int | None] = list(range(first + rank, min(first + size, self.num_batches), world_size))
-        return mine + [None] * (micro_batches(size, world_size) - len(mine))
+        batches: list[int | None] = list(range(first + rank, min(first + size, self.num_batches), world_size))
+        return batches + [None] * (micro_batches(size, world_size) - len(batches))
 
 
 class Groups(NamedTuple):

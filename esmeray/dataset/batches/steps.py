@@ -110,9 +110,11 @@ class TrainingSteps(AbstractContextManager):
         plan = self.plan(epoch, first_step)
         shape = _shape(self._source, self._indices, plan, self._batch.tokens) if self._fixed_shapes else None
         steps = range(start_step, plan.num_steps)
-        mine = ((step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size))
+        own_batches = (
+            (step, batch) for step in steps for batch in plan.rank_batches(step, self._rank, self._world_size)
+        )
         # One stream of requests over all steps, so that loader processes also work ahead across steps.
-        made = self.loader.batches(_request(plan, epoch, batch, first_step + step) for step, batch in mine)
+        made = self.loader.batches(_request(plan, epoch, batch, first_step + step) for step, batch in own_batches)
         for step in steps:
             # Resume position of a checkpoint after this step; after the last step, the next epoch.
             following = (epoch + 1, 0) if step + 1 == plan.num_steps else (epoch, step + 1)

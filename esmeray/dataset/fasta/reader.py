@@ -370,7 +370,10 @@ def files_ignored(sources: Sequence[str], is_wanted: Callable[[Path], bool] = is
     folders = [path for path in map(local_path, sources) if path.is_dir()]
     names = [name for folder in folders for name in _files_of_folder(folder, is_wanted)[1]]
     shown = sorted(names)[:5]
-    return dict(Counter(shown)) | ({"others": len(names) - len(shown)} if len(names) > len(shown) else {})
+    counts = dict(Counter(shown))
+    if len(names) > len(shown):
+        counts["others"] = len(names) - len(shown)
+    return counts
 
 
 def _files_of_folder(folder: Path, is_wanted: Callable[[Path], bool]) -> tuple[list[Path], list[str]]:
@@ -378,10 +381,16 @@ def _files_of_folder(folder: Path, is_wanted: Callable[[Path], bool]) -> tuple[l
 
     Hidden files and folders (._name, .ipynb_checkpoints) come from editors and systems and are not read.
     """
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    hidden = {path for path in files if any(part.startswith(".") for part in path.relative_to(folder).parts)}
-    ignored = [str(path.relative_to(folder)) for path in files if is_wanted(path) == (path in hidden)]
-    return [path for path in files if is_wanted(path) and path not in hidden], ignored
+    files: list[Path] = []
+    ignored: list[str] = []
+    for path in filter(Path.is_file, sorted(folder.rglob("*"))):
+        name = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        if is_wanted(path) and not is_hidden:
+            files.append(path)
+        elif is_wanted(path) or not is_hidden:  # other hidden files are not even counted
+            ignored.append(str(name))
+    return files, ignored
 
 
 def _expand(source: str, is_wanted: Callable[[Path], bool], kind: str) -> list[Path]:

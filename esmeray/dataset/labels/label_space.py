@@ -85,10 +85,10 @@ class LabelSpace:
         # Sorted, so that numbers don't depend on the order of the records.
         names = tuple(sorted(distinct))
         if len(names) < 2:
-            what = f"is {names[0]!r}" if names else "is missing"
+            problem = f"is {names[0]!r}" if names else "is missing"
             raise DataError(
-                f"the label {what} in all {counted(len(labels), 'training record{s}')}, so there is nothing to learn: "
-                "give records of at least two classes, or check that data.labels names the right column or "
+                f"the label {problem} in all {counted(len(labels), 'training record{s}')}, so there is nothing to "
+                "learn: give records of at least two classes, or check that data.labels names the right column or "
                 "field"
             )
         check_names(names, kind)

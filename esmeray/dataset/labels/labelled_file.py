@@ -145,7 +145,7 @@ def read_labelled(
         left_out = "; ".join(counts.lines())
         raise DataError(f"no records left after data.ingest and data.labels were applied: {left_out}")
     reader.counts.files_ignored = files_ignored([*sources, *held_out_sources], is_labelled_name)
-    # By now every sequence has looked up its labels.
+    # Here every sequence has looked up its labels.
     if residue_labels is not None:
         reader.counts.labels_without_sequence = residue_labels.count_without_sequence()
     has_parts = bool(held_out) or labels.split_column is not None

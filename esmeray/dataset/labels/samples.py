@@ -53,8 +53,9 @@ def _to_the_nucleus(sequence: str, random: np.random.Generator) -> _Signals:
 
 def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
     """Hydrophobic segments, one in each of several equal parts of the sequence."""
-    # As many segments as a membrane protein has, but few enough to leave loops between them.
-    stretch = len(sequence) // max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
+    # The number of segments that a membrane protein has, but few enough to leave loops between them.
+    count = max(1, min(1 + int(6 * random.random()), len(sequence) // (2 * _SEGMENT)))
+    stretch = len(sequence) // count
     return [
         (_drawn("LLLIIVVFAGMW", _SEGMENT, random), start + int((stretch - _SEGMENT) * random.random()))
         for start in range(1, len(sequence) - stretch + 2, stretch)
@@ -64,7 +65,9 @@ def _into_the_membrane(sequence: str, random: np.random.Generator) -> _Signals:
 def _out_of_the_cell(sequence: str, random: np.random.Generator) -> _Signals:
     """A signal peptide: a positive start, a hydrophobic core, and AXA before the cut (von Heijne 1983)."""
     core = _drawn("LLLLAVIF", 8 + int(6 * random.random()), random)
-    return [("M" + _drawn("KRNS", 2, random) + core + _drawn("GSTP", 2, random) + f"A{_drawn('LSTQ', 1, random)}A", 0)]
+    start = "M" + _drawn("KRNS", 2, random)
+    cut = _drawn("GSTP", 2, random) + "A" + _drawn("LSTQ", 1, random) + "A"
+    return [(start + core + cut, 0)]
 
 
 def _kept_in_the_reticulum(sequence: str, random: np.random.Generator) -> _Signals:
@@ -74,8 +77,11 @@ def _kept_in_the_reticulum(sequence: str, random: np.random.Generator) -> _Signa
 
 def _into_the_mitochondrion(sequence: str, random: np.random.Generator) -> _Signals:
     """A helix at the start with arginines on one side and no acidic residues (von Heijne 1986)."""
-    turns = [math.cos(2 * math.pi * at / _HELIX_TURN) for at in range(16 + int(10 * random.random()))]
-    return [("M" + "".join(_drawn("RRK" if turn > 0.5 else "LASLAGSV", 1, random) for turn in turns), 0)]
+    helix = "M"
+    for position in range(16 + int(10 * random.random())):
+        is_positive_side = math.cos(2 * math.pi * position / _HELIX_TURN) > 0.5
+        helix += _drawn("RRK" if is_positive_side else "LASLAGSV", 1, random)
+    return [(helix, 0)]
 
 
 _SIGNALS: dict[str, Callable[[str, np.random.Generator], _Signals]] = {

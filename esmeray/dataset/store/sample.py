@@ -76,8 +76,9 @@ def sample_records(records: int, families: int, seed: int = 0) -> Iterator[tuple
 def _ancestor(random: np.random.Generator) -> np.ndarray:
     """Return (L,) residues that begin with methionine."""
     # The inverse CDF is undefined at 0, which a uniform number may be, and at 1.
-    normal = NormalDist().inv_cdf(min(max(random.random(), 1e-12), 1 - 1e-12))
-    length = min(max(round(MEDIAN_LENGTH * math.exp(LENGTH_SIGMA * normal)), MIN_LENGTH), MAX_LENGTH)
+    probability = min(max(random.random(), 1e-12), 1 - 1e-12)
+    length = round(MEDIAN_LENGTH * math.exp(LENGTH_SIGMA * NormalDist().inv_cdf(probability)))
+    length = min(max(length, MIN_LENGTH), MAX_LENGTH)
     weights = np.concatenate(list(_segment_weights(length, random)))[:length]
     residues_L = _draw(np.cumsum(weights, axis=1), random)
     residues_L[0] = AMINO_ACIDS.index("M")  # the start codon, as in nearly every protein

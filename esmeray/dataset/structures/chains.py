@@ -86,11 +86,11 @@ def chain_of(
     kept = ~protein.hetero | np.append(False, bonded) | np.append(bonded, False)
     protein, coordinates = protein[kept], coordinates[kept]
     letters = []
-    for three, given in zip(protein.res_name.tolist(), protein.given_name.tolist(), strict=True):
+    for three, name_in_file in zip(protein.res_name.tolist(), protein.given_name.tolist(), strict=True):
         # The table first: the dictionary of components is slow to load, and most files don't need it.
         letter = STANDARD.get(three) or info.one_letter_code(three)
         letters.append(letter if letter in STANDARD.values() else "X")
-        counts.renamed_residues += three != given
+        counts.renamed_residues += three != name_in_file
         counts.modified_residues += three not in STANDARD and letters[-1] != "X"
     has_ca = np.isfinite(coordinates[:, 1, 0])
     whole = np.isfinite(coordinates[:, :3]).all((1, 2))

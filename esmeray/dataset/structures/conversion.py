@@ -115,7 +115,8 @@ def read_proteins(sources: list[str], policies: IngestSection | None = None) -> 
     """Return ids and residues of FASTA files, checked according to the policies, or of a store."""
     with TemporaryDirectory() as folder:
         store = stores.job_store(sources, policies or IngestSection(), Path(folder))
-        return [store.id(index) for index in range(len(store))], [store.text(index) for index in range(len(store))]
+        indices = range(len(store))
+        return list(map(store.id, indices)), list(map(store.text, indices))
 
 
 def _files(data: DataSection) -> dict[str, list[Path]]:
@@ -138,10 +139,12 @@ def _is_store(sources: list[str]) -> bool:
 
 def _is_fasta(sources: list[str]) -> bool:
     """Return whether the sources are FASTA, by the first source's name or the names in its folder."""
-    # By name only, so that a dry run or an early error opens none of thousands of files.
+    # The names decide, so that a dry run or an early error opens none of thousands of files.
     first = local_path(sources[0])
-    names = [path for path in first.rglob("*") if path.is_file()] if first.is_dir() else [first]
-    return any(map(is_fasta_name, names)) and not any(map(is_structure_name, names))
+    files = [first]
+    if first.is_dir():
+        files = [path for path in first.rglob("*") if path.is_file()]
+    return any(map(is_fasta_name, files)) and not any(map(is_structure_name, files))
 
 
 def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout.StructureManifest:

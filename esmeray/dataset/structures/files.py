@@ -139,7 +139,7 @@ def _read_atoms(path: Path, section: StructuresSection, counts: StructureCounts)
             content = file.read(MAX_BYTES + 1)
             if len(content) > MAX_BYTES:
                 raise _too_large(path)
-            # By content: names are often wrong, and a download may be a web page or an archive.
+            # The content decides: names are often wrong, and a download may be a web page or an archive.
             content = content.removeprefix(codecs.BOM_UTF8).lstrip()
             if content.startswith(b"PK"):
                 raise DataError(f"{path}: a zip archive; unpack it and give its folder")

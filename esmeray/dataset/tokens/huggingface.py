@@ -221,10 +221,14 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     """
     own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     names = {token.strip("<>[]").lower(): token for token in own if not _letters(token)}
-    spellings = {role: names[name] for role, known in _ROLES.items() for name in known.split("|") if name in names}
-    added = [role for role in _ROLES if str(getattr(tokenizer, f"{role}_token")) not in {*own, "None"}]
-    # Tokens around a sequence can't be left out.
-    return {f"{role}_token": spellings.get(role) for role in added if role in spellings or role not in ("cls", "sep")}
+    tokens: dict[str, Any] = {}
+    for role, known in _ROLES.items():
+        spellings = [names[name] for name in known.split("|") if name in names]
+        is_added = str(getattr(tokenizer, f"{role}_token")) not in {*own, "None"}
+        # Tokens around a sequence can't be left out.
+        if is_added and (spellings or role not in ("cls", "sep")):
+            tokens[f"{role}_token"] = spellings[-1] if spellings else None
+    return tokens
 
 
 def _auto_tokenizer(folder: Path, reader: str = "AutoTokenizer", **settings: Any) -> Any:

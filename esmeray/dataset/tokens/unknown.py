@@ -41,15 +41,15 @@ class UnknownLetters(NamedTuple):
         unknown = counts.total()
         if not unknown:
             return None
-        what = f"{counted(unknown, 'residue{s}')} unknown to the vocabulary ({', '.join(sorted(counts))})"
+        finding = f"{counted(unknown, 'residue{s}')} unknown to the vocabulary ({', '.join(sorted(counts))})"
         if not self.token:
-            raise DataError(f"{what}, which has no unknown token; remove these sequences, or choose another model")
+            raise DataError(f"{finding}, which has no unknown token; remove these sequences, or choose another model")
         if 2 * unknown > total:
             raise DataError(
-                f"{what}, more than half of {total:,}, so results would be meaningless; choose another model, "
+                f"{finding}, more than half of {total:,}, so results would be meaningless; choose another model, "
                 "or sequences of its alphabet"
             )
-        return f"{what}, read as {self.token}"
+        return f"{finding}, read as {self.token}"
 
     def warn(self, texts: Iterable[str]) -> None:
         """Issue a Python warning about unknown residues, located at the caller's call. Raises as :meth:`line`."""

@@ -281,21 +281,22 @@ class EsmForMaskedLM(nn.Module):
     def _stored(self, folder: Path) -> dict[str, StoredTensor]:
         """Return the folder's tensors of this network; refuse wrong shapes and missing layers."""
         # 8-bit weights of other programs have another kind of scales.
-        there = {name: tensor for name, tensor in stored_tensors(folder).items() if tensor.dtype != torch.int8}
+        tensors = {name: tensor for name, tensor in stored_tensors(folder).items() if tensor.dtype != torch.int8}
         shapes = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items() if name != self._tied}
-        missing = [name for name in shapes if name not in there]
-        lacking = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]
-        problems = [f"lack {name.removeprefix('esm.')}" for name in sorted(lacking)]
-        problems += [
-            f"do not have the shape in config.json for {name.removeprefix('esm.')}"
-            for name, shape in shapes.items()
-            if name in there and there[name].shape != shape
-        ]
-        if problems:
-            raise DataError(f"the weights in {folder} {problems[0]}; {REMEDY}")
+        missing = [name for name in shapes if name not in tensors]
+        needed = [name for name in missing if not name.startswith(("lm_head.", "esm.contact_head.", "esm.rotary_"))]
+        if needed:
+            raise DataError(f"the weights in {folder} lack {min(needed).removeprefix('esm.')}; {REMEDY}")
+        used = {name: tensors[name] for name in shapes if name in tensors}
+        for name, tensor in used.items():
+            if tensor.shape != shapes[name]:
+                raise DataError(
+                    f"the weights in {folder} do not have the shape in config.json for "
+                    f"{name.removeprefix('esm.')}; {REMEDY}"
+                )
         self.drawn_weights = frozenset(missing)
-        warn_left_out(folder, (name.removeprefix("esm.") for name in there.keys() - shapes.keys()))
-        return {name: there[name] for name in shapes if name in there}
+        warn_left_out(folder, (name.removeprefix("esm.") for name in tensors.keys() - shapes.keys()))
+        return used
 
     @property
     def _tied(self) -> str | None:

@@ -26,7 +26,7 @@ def weights_fingerprint(module: nn.Module, owner: str | None = None) -> str:
         if owner is not None and not bool(tensor.isfinite().all()):
             raise DataError(f"{owner}: the weights {name} contain NaN or infinity; {REMEDY}")
         digest.update(name.encode())
-        # As bytes, since NumPy has no bfloat16.
+        # Viewed as bytes, since NumPy has no bfloat16.
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -46,7 +46,8 @@ def int8_copy(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         for path, status in statuses.items()
     )
     size = sum(math.prod(tensor.shape) for tensor in stored.values())
-    return stored_tensors(cached_folder(f"8 bits of {min(files)}", str(states), size, partial(_write, stored)))
+    folder = cached_folder(f"8 bits of {min(files)}", str(states), size, partial(_write, stored))
+    return stored_tensors(folder)
 
 
 def _write(stored: Mapping[str, StoredTensor], folder: Path) -> None:

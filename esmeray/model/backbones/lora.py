@@ -72,11 +72,8 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
 
 def linear_layers(model: nn.Module) -> list[str]:
     """Names of the linear layers that the features of tokens pass through."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if (isinstance(module, nn.Linear) or _is_conv1d(module)) and not set(_WITHOUT_LOSS) & set(name.split("."))
-    ]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_conv1d(module)]
+    return [name for name in linear if not set(_WITHOUT_LOSS).intersection(name.split("."))]
 
 
 def _is_conv1d(module: nn.Module) -> bool:
@@ -95,13 +92,15 @@ def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
         ends: tuple[str, ...] = (target,)
         if target == "attention":  # an architecture without a known set matches no layer, and is refused below
             ends = next((names for names in _ATTENTION if all(_ending_in(layers, name) for name in names)), ())
-        matching = layers if target == "all-linear" else [layer for name in ends for layer in _ending_in(layers, name)]
+        matching = [layer for name in ends for layer in _ending_in(layers, name)]
+        if target == "all-linear":
+            matching = layers
         if not matching:
             # Parts of the names after the layer's number, as a target could name them.
-            there = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
+            available = list(dict.fromkeys(re.split(r"\.\d+\.", layer)[-1] for layer in layers))
             raise ConfigError(
                 "model.backbone.lora.targets: no linear layer is named "
-                f"{target!r}{did_you_mean(target, there)}; available: {', '.join(there)}, all-linear"
+                f"{target!r}{did_you_mean(target, available)}; available: {', '.join(available)}, all-linear"
             )
         chosen |= dict.fromkeys(matching)
     return list(chosen)

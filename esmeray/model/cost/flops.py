@@ -49,13 +49,11 @@ def _matrix_weights(model: nn.Module) -> tuple[int, int]:
 
     Shared weights count once per use. Embeddings are look-ups and don't count.
     """
-    matrices = [
-        parameter
-        for module in model.modules()
-        if not isinstance(module, nn.Embedding)  # checked per module, so that tied output weights count at the head
-        for parameter in module.parameters(recurse=False)
-        if parameter.ndim > 1  # biases and norms are negligible
-    ]
+    matrices = []
+    for module in model.modules():
+        # Checked per module, so that tied output weights count at the head.
+        if not isinstance(module, nn.Embedding):
+            matrices += [p for p in module.parameters(recurse=False) if p.ndim > 1]  # biases and norms are negligible
     return sum(p.numel() for p in matrices), sum(p.numel() for p in matrices if p.requires_grad)
 
 

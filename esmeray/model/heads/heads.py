@@ -19,9 +19,10 @@ class LightAttention(nn.Module):
     """Light attention pooling (Stärk et al. 2021, doi:10.1093/bioadv/vbab035; HannesStark/protein-localization).
 
     Two convolutions over each sequence give every residue a value and a score per channel. The output is the
-    concatenation of the values' mean, weighted by the softmax of the scores, and their maximum. As in the paper,
-    special tokens are left out: the convolutions see zeros instead, as beyond the ends of a sequence. ``kernel``: size
-    of the convolutions in tokens; an even kernel extends one token further to the right than to the left.
+    concatenation of the values' mean, weighted by the softmax of the scores, and their maximum. Like the paper,
+    the class leaves out special tokens: the convolutions see zeros instead, as beyond the ends of a sequence.
+    ``kernel``: size of the convolutions in tokens; an even kernel extends one token further to the right than to the
+    left.
     """
 
     def __init__(self, channels: int, kernel: int, dropout: float, num_prefix: int = 1, num_suffix: int = 1) -> None:

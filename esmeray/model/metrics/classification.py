@@ -123,14 +123,14 @@ class _ScoredRows:
         groups: Values | None = None,
     ) -> None:
         by_number = kind in ("multilabel", "regression")
-        every = _numpy(probabilities_NC, np.float64)
+        probabilities = _numpy(probabilities_NC, np.float64)
         wanted = _numpy(targets, np.float64 if by_number else np.int64)
-        if every.ndim != 2 or wanted.shape != (every.shape if by_number else every.shape[:1]):
+        if probabilities.ndim != 2 or wanted.shape != (probabilities.shape if by_number else probabilities.shape[:1]):
             raise ValueError(
-                f"{kind}: the shapes of probabilities {every.shape} and targets {wanted.shape} do not match"
+                f"{kind}: the shapes of probabilities {probabilities.shape} and targets {wanted.shape} do not match"
             )
         kept = has_target(wanted)
-        self.probabilities, self.targets = every[kept], wanted[kept]
+        self.probabilities, self.targets = probabilities[kept], wanted[kept]
         self.weights = np.ones(len(self.targets)) if weights is None else _numpy(weights, np.float64)[kept]
         named = np.arange(len(wanted)) if groups is None else _numpy(groups, np.int64)
         # Renumber the groups, so that records without any target are not drawn.
@@ -176,9 +176,8 @@ def _metrics_of_column(kind: TargetKind, rows: _ScoredRows, column: int) -> Metr
 
 def _defined(metrics: Metrics) -> Metrics:
     """Return the metrics that are not NaN: counts as integers, others as floats."""
-    return {
-        name: value if isinstance(value, int) else float(value) for name, value in metrics.items() if np.isfinite(value)
-    }
+    defined = {name: value for name, value in metrics.items() if np.isfinite(value)}
+    return {name: value if isinstance(value, int) else float(value) for name, value in defined.items()}
 
 
 def _numpy(values: Values, dtype: type) -> NDArray:

@@ -71,8 +71,9 @@ class GpuSummary(NamedTuple):
             ("{:.0f} W on average", self.power_mean_w),
             ("clocks at {:.0%}", self.clock_share),
         ]
-        known = ", ".join(words.format(value) for words, value in parts if value is not None).replace(", of ", " of ")
-        return f"GPU {self.gpu}: {known}" + ("" if self.advice else "; no problems found")
+        known = [words.format(value) for words, value in parts if value is not None]
+        ending = "" if self.advice else "; no problems found"
+        return f"GPU {self.gpu}: {', '.join(known).replace(', of ', ' of ')}{ending}"
 
 
 def summarise(log: GpuLog) -> list[GpuSummary]:
@@ -92,7 +93,9 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     # usual intervals the log has a gap.
     weights = (-rows[TIME].diff(-1)).fillna(usual).clip(upper=3.0 * usual)
     working, busy = _work(rows["util"])
+    worked = bool(working.any())
     thermal, power_capped = _throttling(rows, busy)
+    peak_bytes, total_bytes = rows["mem_used_bytes"].max(), rows["mem_total_bytes"].max()
     facts = Facts(
         utilisation=_mean(rows["util"] / 100, weights, working),
         idle=_mean(~busy, weights, working),
@@ -100,7 +103,7 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
         thermal=_share(thermal, weights, busy),
         power_capped=_share(power_capped, weights, busy),
         # Memory of a GPU without work is meaningless.
-        memory=_known((rows["mem_used_bytes"].max() / rows["mem_total_bytes"].max()) if working.any() else math.nan),
+        memory=_known(peak_bytes / total_bytes) if worked else None,
     )
     spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
     return GpuSummary(
@@ -109,8 +112,8 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
         work_s=float(weights[working].sum()),
         utilisation=facts.utilisation,
         idle=facts.idle,
-        memory_peak_bytes=_known(rows["mem_used_bytes"].max()),
-        memory_total_bytes=_known(rows["mem_total_bytes"].max()),
+        memory_peak_bytes=_known(peak_bytes),
+        memory_total_bytes=_known(total_bytes),
         temperature_max_c=_known(rows["temperature_c"].max()),
         power_mean_w=_mean(rows["power_w"], weights, busy),
         clock_share=_mean(_clock_share(rows, busy), weights, busy),
@@ -118,7 +121,7 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
         power_capped=facts.power_capped,
         spans_s={name: _spans(rows[TIME], mask) for name, mask in spans.items()},
         advice=advise(facts),
-        notes=_notes(rows, bool(working.any())),
+        notes=_notes(rows, worked),
     )
 
 
@@ -165,7 +168,8 @@ def _clock_share(rows: pd.DataFrame, busy: pd.Series) -> pd.Series:
     """Return the SM clock as a share of the GPU's maximum, or of the log's if that is unknown."""
     clock, highest = rows["sm_clock_mhz"], rows["sm_clock_max_mhz"]
     # A high quantile in place of the maximum, since one stray value would make all others look low.
-    return clock / (highest.where(highest > 0) if highest.notna().any() else clock[busy].quantile(0.99))
+    reference = highest.where(highest > 0) if highest.notna().any() else clock[busy].quantile(0.99)
+    return clock / reference
 
 
 def _spans(times: pd.Series, mask: pd.Series) -> list[tuple[float, float]]:

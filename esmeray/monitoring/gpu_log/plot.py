@@ -39,12 +39,12 @@ def draw_log(log: GpuLog, summaries: Sequence[GpuSummary], path: Path) -> None:
     with picture(path, 12, 8.5, f"{log.path.name}: {len(log.gpus)} x {', '.join(models) or 'GPU'}") as figure:
         seconds = max(float(table[TIME].iloc[-1]) for table in log.gpus.values())
         unit, name = (1.0, "s") if seconds < 180 else (60.0, "min") if seconds < 7200 else (3600.0, "h")
-        every = figure.subplots(len(_PANELS), 1, sharex=True)
-        for axes, panel in zip(every, _PANELS, strict=True):
+        all_axes = figure.subplots(len(_PANELS), 1, sharex=True)
+        for axes, panel in zip(all_axes, _PANELS, strict=True):
             _draw(axes, panel, log, summaries, unit)
-        every[-1].set_xlabel(f"Time ({name})", color=INK)
-        every[-1].set_xlim(0, max(seconds, 1.0) / unit)
-        legend(every[0], over_curves=True)  # colours are the same in all panels
+        all_axes[-1].set_xlabel(f"Time ({name})", color=INK)
+        all_axes[-1].set_xlim(0, max(seconds, 1.0) / unit)
+        legend(all_axes[0], over_curves=True)  # colours are the same in all panels
 
 
 def _draw(axes: Axes, panel: Panel, log: GpuLog, summaries: Sequence[GpuSummary], unit: float) -> None:

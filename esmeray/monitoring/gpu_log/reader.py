@@ -73,7 +73,7 @@ def read_gpu_log(path: Path) -> GpuLog:
     cells = cells[cells.iloc[:, 0] != cells.columns[0]]  # repeated headers of an nvidia-smi that appended
     if cells.empty:
         raise DataError(f"{path}: the log has a header but no samples")
-    # By length first: indices are strings here, and "10" comes after "9".
+    # Sorted by length first: indices are strings here, and "10" comes after "9".
     by_gpu = sorted(_values(cells, titles, path).groupby(GPU), key=lambda item: (len(item[0]), item[0]))
     return GpuLog(path, cells[titles[TIME]].iloc[0], {gpu: rows.reset_index(drop=True) for gpu, rows in by_gpu})
 

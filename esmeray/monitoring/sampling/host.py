@@ -112,10 +112,10 @@ def memory_of_this_machine() -> Memory:
 def _counters() -> dict[str, float]:
     """Return bytes since the machine started; empty if there are no counters (container, no disks)."""
     counters: dict[str, float] = {}
-    every = psutil.disk_io_counters(perdisk=True) or {}
+    devices = psutil.disk_io_counters(perdisk=True) or {}
     # LVM, encryption and RAID devices would count the same bytes again.
-    real = [disk for name, disk in every.items() if Path("/sys/block", name.replace("/", "!"), "device").exists()]
-    if disks := real or list(every.values()):  # a sandbox's /sys may show no device
+    real = [disk for name, disk in devices.items() if Path("/sys/block", name.replace("/", "!"), "device").exists()]
+    if disks := real or list(devices.values()):  # a sandbox's /sys may show no device
         counters["host/disk_read_bytes_per_s"] = sum(disk.read_bytes for disk in disks)
         counters["host/disk_write_bytes_per_s"] = sum(disk.write_bytes for disk in disks)
     if (net := psutil.net_io_counters()) is not None:
@@ -125,9 +125,10 @@ def _counters() -> dict[str, float]:
 
 def _file_cache_bytes(folder: Path) -> int:
     try:
-        values = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+        lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
+    values = dict(line.split(maxsplit=1) for line in lines)
     # v1 has totals including child groups under "total_", v2 without the prefix; the limit applies to the total.
     return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in ("inactive_file", "active_file"))
 

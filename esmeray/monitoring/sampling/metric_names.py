@@ -99,5 +99,6 @@ _BY_NAME = {re.sub(r"\{\w+\}", "{}", metric.name): metric for metric in METRICS}
 
 def find(name: str) -> tuple[Metric, int | None] | None:
     """Return the metric of a full name and its GPU or worker; None for an unknown name."""
-    metric, index = _BY_NAME.get(re.sub(_INDEX, "{}", name)), re.search(_INDEX, name)
+    metric = _BY_NAME.get(re.sub(_INDEX, "{}", name))
+    index = re.search(_INDEX, name)
     return None if metric is None else (metric, int(index[0]) if index else None)

@@ -180,12 +180,12 @@ class Sampler:
         with MetricsLog(self.path) as log:
             log.append(record)
 
-    def _guarded(self, what: str, call: Callable[[], Values | None]) -> Values:
+    def _guarded(self, source: str, call: Callable[[], Values | None]) -> Values:
         """Return the result of ``call``; if it fails, warn once and return nothing."""
         try:
             return call() or {}
         except Exception as error:  # noqa: BLE001 - reported once; a run does not end for its monitoring
-            self._warn(f"monitoring: {what} failed ({type(error).__name__}: {error})", cause=what)
+            self._warn(f"monitoring: {source} failed ({type(error).__name__}: {error})", cause=source)
             return {}
 
     def _warn(self, message: str, cause: str = "") -> None:

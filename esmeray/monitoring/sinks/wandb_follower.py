@@ -138,7 +138,7 @@ class _Follower:
                 continue
             axis = "step" if "step" in row.values else ELAPSED
             new_names = {name for name in row.values if "/" in name} - defined
-            # By name, not by a pattern per section: a section has values of steps and of samples.
+            # One definition per name, not a pattern per section: a section has values of steps and of samples.
             for name in new_names:
                 run.define_metric(name, step_metric=axis, hidden=name.startswith(POSITION))
             defined |= new_names

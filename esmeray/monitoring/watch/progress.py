@@ -86,7 +86,7 @@ class Pace:
         if len(self._steps) < 2:  # a single step has only its own measurement
             return self.mean("step_s")
         first, last = self._steps[0], self._steps[-1]
-        # By step numbers, since not every step is logged.
+        # Aligned by step numbers, since not every step is logged.
         return max(0.0, (last["time"] - first["time"]) / max(1, last["step"] - first["step"]))
 
     def seconds_left(self) -> float | None:

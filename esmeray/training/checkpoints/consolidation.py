@@ -54,15 +54,18 @@ def full_precision_state(folder: CheckpointFolder, weights: str = FP32) -> dict[
     """
     folder.verify()
     model, shards = read_shards(folder)
+    state: dict[str, Tensor] = {}
     # Rank 0 keeps these whole: all weights up to stage 2, only buffers in stage 3.
-    whole = {name: value for name, value in model["module"].items() if isinstance(value, Tensor) and value.numel()}
-    state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in whole.items()}
+    for name, value in model["module"].items():
+        if isinstance(value, Tensor) and value.numel():
+            state[name] = value.float() if value.is_floating_point() else value
     # Without ZeRO the optimizer's state is one file, and the weights are already whole.
     is_cut = bool(shards) and "zero_stage" in shards[0]
     parameters = sharded_parameters(model["param_shapes"], shards) if is_cut else {}
     if weights != FP32 and not any(weights in parameter.pieces for parameter in parameters.values()):
         raise CheckpointError(f"{folder.path}: has no averaged weights, because training.weight_mean was not set")
-    state |= {name: torch.cat(p.pieces[weights]).float().view(p.shape) for name, p in parameters.items()}
+    for name, parameter in parameters.items():
+        state[name] = torch.cat(parameter.pieces[weights]).float().view(parameter.shape)
     # Tied weights are trained under one of their names; rank 0 stores them under each.
     tied = (model.get("shared_params") or {}).items()
     return state | {name: state[trained] for name, trained in tied if trained in parameters}

@@ -70,7 +70,7 @@ class Attempts:
                 saved_step = step
                 if failures > self._max_failures:
                     return error
-                why = "workers failed"
+                why = "workers failed"  # also for the `resized` event of the next attempt
                 say(f"{why}, restarting from step {step} (worker logs: {self._run.logs}) ...")
         return None
 
@@ -78,18 +78,18 @@ class Attempts:
         """Wait until the cluster can hold an allowed number of workers; return the largest such number, 0 after a
         signal."""
         since_s = time.monotonic()
-        said = False
+        announced = False
         while not self._signals.received:
             capacity = self._look()
             # The last attempt's resources are not free yet: settling for fewer workers now would be a needless change.
             settled = time.monotonic() - since_s >= SETTLE_S
             if capacity.now and (settled or capacity.now == capacity.whole):
                 return capacity.now
-            if settled and not said:
+            if settled and not announced:
                 others = ", partly in use by others" if capacity.whole else ""
                 least = counted(self._workers.allowed[0], "worker{s}")
                 say(f"waiting for {self._workers.per_worker} for each of {least}: {capacity.machines}{others}")
-                said = True
+                announced = True
             time.sleep(LOOK_S / 4)
         # No worker exists to write the outcome.
         step, saved = saved_steps(self._run)
