@@ -180,13 +180,14 @@ def _call(
     # The kernel takes raw pointers: offsets beyond the tokens would access foreign memory.
     if cu_seqlens.dtype != torch.int32 or int(cu_seqlens[-1]) != num_tokens:
         raise ValueError(f"cu_seqlens must be int32 and end at the number of tokens, {num_tokens}")
+    cu_seqlens = cu_seqlens.contiguous()  # kept in a variable until the kernel has read it
     result = getattr(kernels, f"esmeray_attention_{name}")(
         ctypes.c_int(inputs[0].dtype == torch.bfloat16),
         (_Pointer * len(inputs))(*(tensor.data_ptr() for tensor in inputs)),
         (ctypes.c_int64 * len(inputs))(*(tensor.stride(0) for tensor in inputs)),
         outputs if name == "backward" else _Pointer(outputs),
         _Pointer(log_totals_HT.data_ptr()) if log_totals_HT.numel() else None,
-        _Pointer(cu_seqlens.contiguous().data_ptr()),
+        _Pointer(cu_seqlens.data_ptr()),
         ctypes.c_int64(cu_seqlens.numel() - 1),
         ctypes.c_int64(num_tokens),
         ctypes.c_int64(heads),
