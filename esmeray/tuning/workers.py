@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,6 +27,8 @@ from esmeray.common.errors import EsmerayError, ResourceError
 from esmeray.common.text import last_line
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
+from esmeray.tasks.experiment import experiment_class
+from esmeray.tasks.section import ModelSection
 from esmeray.tuning.records import Job, Measurement, Settings, StoppedError
 from esmeray.tuning.trial import FAILURES, measure_on_worker
 
@@ -45,7 +48,8 @@ NODE_DIED = "its node has died"
 class WorkerGroup:
     """Actors of one process group, in the placement group of the process that creates them.
 
-    Raises ResourceError if the actors don't start.
+    Staged data is copied to the nodes' disks now, since the copy would count towards a trial's timeout. Raises
+    ResourceError if the actors don't start.
     """
 
     def __init__(self, workers: Workers, job: Job, measure: Callable[..., Measurement] = measure_on_worker) -> None:
@@ -58,6 +62,9 @@ class WorkerGroup:
         ]
         try:
             self._connect()
+            if job.config.data.stage_dir is not None:
+                staging = (job.store_path, job.config.model, job.config.data.stage_dir)
+                ray.get([actor.stage.remote(*staging) for actor in self._actors])
         except RayError as error:
             self.close()
             raise ResourceError(f"the measuring workers did not start: {last_line(error)}") from error
@@ -150,6 +157,9 @@ class _MeasuringActor:
         backend = "nccl" if device.type == "cuda" else "gloo"
         join(meeting, self._rank, self._workers.count, address, backend, COLLECTIVE_TIMEOUT)
         prepare_deepspeed(device)  # may compile operators, outside the first trial's time
+
+    def stage(self, store_path: str, model: ModelSection, stage_dir: str) -> None:
+        experiment_class(model).stage(Path(store_path), Path(stage_dir))
 
     def measure(self, call: Callable[..., Measurement]) -> Measurement:
         try:

@@ -124,10 +124,11 @@ class Loader:
         """Set up without starting processes. Each of ``num_workers`` will prepare :data:`PREFETCH` batches ahead."""
         self._source, self._num_workers = source, num_workers
         self._processes: list[LoaderProcess] = []
+        self._current = object()  # identity of the current iteration; an older one ends when it changes
         self._in_flight: deque[tuple[LoaderProcess, Indices]] = deque()
 
     def batches(self, requests: Iterable[Request]) -> Iterator[SourceBatch]:
-        """Yield the requested batches in order. Take nothing from an iteration once another one is started.
+        """Yield the requested batches in order. An iteration raises RuntimeError once another one is started.
 
         Raises LoaderProcessLost if a loader process was killed; the next iteration starts a new one.
         """
@@ -135,6 +136,7 @@ class Loader:
             yield from self._source.batches(requests)
             return
         requests = iter(requests)
+        this = self._current = object()
         try:
             self._start()  # not earlier, so that a dry run, which only plans, starts no process
             # Requests and replies cycle through the processes in the same order, which keeps the batches in order.
@@ -148,10 +150,13 @@ class Loader:
                 for request in islice(requests, 1):
                     self._send(turns, request)
                 yield self._source.finished(prepared, records_N)
+                if this is not self._current:
+                    raise RuntimeError("this iteration ended because another one over the same batches was started")
         except GeneratorExit:
             raise  # the next iteration starts new processes
         except BaseException:
-            self.close()  # a request may be half written, so these processes can't be used any more
+            if this is self._current:
+                self.close()  # a request may be half written, so these processes can't be used any more
             raise
 
     @property

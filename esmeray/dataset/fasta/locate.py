@@ -4,14 +4,29 @@ Conversion doesn't count lines. To locate an error, the file is read again up to
 """
 
 import io
+import lzma
+import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from xopen import xopen
+
+if sys.version_info >= (3, 14):
+    from compression.zstd import ZstdError
+else:
+    from backports.zstd import ZstdError
+
+_fast_gzip_error: Any = zlib.error
+with suppress(ImportError):  # xopen's faster gzip on x86-64 and 64-bit Arm; its error is no subclass of zlib's
+    from isal.isal_zlib import IsalError as _fast_gzip_error  # noqa: N813
+
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, _fast_gzip_error, lzma.LZMAError, ZstdError)
+"""Exceptions that a flipped bit in compressed data can raise."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode("latin-1")
 COMMENT = ";"
@@ -39,9 +54,9 @@ def _scan(path: Path) -> Iterator[_Line]:
     record_id = ""
     residues = range(0)
     is_start = True  # at the start of a line, not inside one that comes in pieces
-    # The caller already reports damage, and needs the location of the last readable line. Each decompressor raises an
-    # exception of its own. threads=0: decompress in this process, as the reader does, so that both stop at one place.
-    with suppress(Exception), xopen(path, "rb", threads=0) as file:
+    # The caller already reports damage, and needs the location of the last readable line. threads=0: decompress in this
+    # process, as the reader does, so that both stop at one place.
+    with suppress(*DECOMPRESSION_ERRORS), xopen(path, "rb", threads=0) as file:
         for raw in pieces_of_lines(file, _MAX_PIECE_BYTES):
             number += is_start
             text = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw

@@ -34,6 +34,7 @@ from esmeray.dataset.fasta.kinds import kind_of
 from esmeray.dataset.fasta.locate import (
     BYTE_ORDER_MARK,
     COMMENT,
+    DECOMPRESSION_ERRORS,
     damage,
     pieces_of_lines,
     place_of_line,
@@ -99,7 +100,7 @@ class ReadAhead:
         """
         try:
             text, self.bytes_read = self._thread.wait()
-        except Exception as error:  # each decompressor raises its own for a flipped bit
+        except DECOMPRESSION_ERRORS as error:
             if getattr(error, "errno", None) is not None:
                 raise  # an error of the system, not of a decompressor
             raise DataError(damage(self._path, error)) from error

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -198,12 +198,27 @@ class _Columns:
         )
 
 
-def load_kernel() -> ctypes.CDLL | None:
-    """Load the parser of ``kernel.cpp``, and compile it if necessary. Return None if it can't be compiled."""
+class Kernel(NamedTuple):
+    """The parser of ``kernel.cpp``, which releases the GIL, and the address of XXH3-64.
+
+    XXH3-64 is the xxhash package's own function, so that only one implementation computes the hashes in stores.
+    """
+
+    library: ctypes.CDLL
+    xxh3_64: ctypes.c_void_p
+
+
+def load_kernel() -> Kernel | None:
+    """Load the kernel, and compile it if necessary. Return None if it can't be compiled or loaded."""
+    try:
+        xxh3_64 = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
+    except (AttributeError, OSError):  # xxhash was built without exporting its function
+        return None
     library = compiled_code.load(Path(__file__).with_name("kernel.cpp"), FIRST=FIRST, LAST=LAST, LEFT_OUT=LEFT_OUT)
-    if library is not None:
-        library.parse_plain_fasta.restype = ctypes.c_int64  # ctypes would return a C int
-    return library
+    if library is None:
+        return None
+    library.parse_plain_fasta.restype = ctypes.c_int64  # ctypes would return a C int
+    return Kernel(library, xxh3_64)
 
 
 class PlainFasta:
@@ -214,11 +229,8 @@ class PlainFasta:
     more than ``max_residues``.
     """
 
-    def __init__(self, kernel: ctypes.CDLL, max_residues: int) -> None:
-        """``kernel``: the parser that :func:`load_kernel` returns. It releases the GIL."""
+    def __init__(self, kernel: Kernel, max_residues: int) -> None:
         self._kernel = kernel
-        # XXH3-64 is the xxhash package's own function, so that only one implementation computes the hashes in stores.
-        self._hash = ctypes.cast(ctypes.CDLL(_xxhash.__file__).XXH3_64bits, ctypes.c_void_p)
         self._max_residues = max_residues
         self._size = 0
         self._buffer = bytearray()
@@ -270,8 +282,8 @@ class PlainFasta:
         """Return the complete records before ``end`` and move the rest to the front; None, unmoved, if not plain."""
         if not end or self._text[0] != _HEADER:
             return None
-        columns = self._columns
-        count = self._kernel.parse_plain_fasta(self._text.ctypes, ctypes.c_int64(end), self._hash, *columns.addresses)
+        parse, columns = self._kernel.library.parse_plain_fasta, self._columns
+        count = parse(self._text.ctypes, ctypes.c_int64(end), self._kernel.xxh3_64, *columns.addresses)
         if count < 0:
             return None
         records = columns.records(count)

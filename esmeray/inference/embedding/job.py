@@ -40,8 +40,8 @@ from esmeray.common.publishing import made_folder, recover, refuse_existing, syn
 from esmeray.common.remote import current, publish, retried, storage, target_path, upload_folder, uri_of
 from esmeray.common.text import counted, duration
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, Index, part_name
-from esmeray.dataset.section import IngestSection
-from esmeray.dataset.store.conversion import job_store
+from esmeray.dataset.section import DataSection, IngestSection
+from esmeray.dataset.store.conversion import job_store, store_location
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.model_job import OTHER_OUTPUT, ModelJob
 from esmeray.inference.embedding.plan import check_registered, check_settings, format_of, make_plan
@@ -103,8 +103,9 @@ def run_job(
 
 
 def _checked(job: EmbedJobSection) -> list[ModelSource]:
-    """Check the names in a job, and resolve its models."""
+    """Check the names in a job, its input included, and resolve its models."""
     check_registered(job)
+    store_location(DataSection(source=job.input), Path())  # raises DataError if the input does not exist
     return [check_model(model, job.random_weights, "--embed.models") for model in job.models]
 
 

@@ -21,8 +21,8 @@ def performance(
 ) -> dict[str, Any]:
     """Report on one model.
 
-    ``changes``: lines about residues or records that ingest changed or left out. Rates cover the computed shards, over
-    the seconds in which workers computed.
+    ``changes``: lines about residues or records that ingest changed or left out. Rates cover the computed shards. They
+    and ``seconds`` are per device, because each start of a job may have another number of workers.
     """
     computed = [row for row in rows if not row.cached]  # cached shards cost no computation
     report: dict[str, Any] = {
@@ -80,10 +80,9 @@ def _batches(computed: Sequence[ShardRow]) -> dict[str, Any]:
 
 
 def _rates(facts: JobFacts, settings: EmbedJobSection, computed: Sequence[ShardRow]) -> dict[str, Any]:
-    """Rates of all workers together, and their share of the devices' peak."""
-    workers = settings.workers or 1
+    """Seconds of all devices, rates per device, and their share of its peak."""
     # Without loading the model and writing the final files, whose cost does not grow with the job.
-    seconds = sum(row.seconds for row in computed) / workers
+    seconds = sum(row.seconds for row in computed)
     residues = sum(row.residues for row in computed)
     tokens = sum(row.tokens for row in computed)
     rates: dict[str, Any] = {"seconds": seconds, "residues": residues, "tokens": tokens}
@@ -96,13 +95,14 @@ def _rates(facts: JobFacts, settings: EmbedJobSection, computed: Sequence[ShardR
     rates["tokens_per_s"] = tokens / seconds
     rates["flops_per_s"] = sum(row.flops for row in computed) / seconds
     if peak is not None:
-        rates["flops_utilization"] = rates["flops_per_s"] / (peak * 1e12 * workers)
+        rates["flops_utilization"] = rates["flops_per_s"] / (peak * 1e12)
     return rates
 
 
 def table(reports: Sequence[dict[str, Any]]) -> Table:
     """Table with a row per model."""
-    names = ("proteins", "time", "proteins/s", "residues/s", "batch", "peak memory", "MFU", "cached")
+    rates = ("proteins/s\nper device", "residues/s\nper device")
+    names = ("proteins", "device\ntime", *rates, "batch", "peak memory", "MFU", "cached")
     shown = Table("model", *[Column(name, justify="right") for name in names], box=None, padding=(0, 2, 0, 0))
     for report in reports:
         batch = report["batch_s"]

@@ -35,6 +35,16 @@ COLUMNS = {
 """nvidia-smi's names of each metric (:mod:`esmeray.monitoring.sampling.metric_names`); the first present one is
 read."""
 REQUIRED = (TIME, GPU, "util", "mem_used_bytes", "mem_total_bytes", "temperature_c", "power_w", "sm_clock_mhz")
+REASON_BITS = {
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+}
+"""nvidia-smi's columns for a single reason (``clocks_event_reasons.sw_power_cap``), with NVML's bit."""
 FACTORS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "%": 1.0, "W": 1.0, "MHz": 1.0, "C": 1.0}
 """Factors to convert units to the metrics' units."""
 _NUMBER = r"(?P<hex>0x[0-9a-fA-F]+)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>%|[A-Za-z]+)?"
@@ -115,6 +125,15 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
     for name in [name for name in COLUMNS if name not in table]:
         # Columns that the log lacks are NaN, so that callers need no check.
         table[name] = read(titles[name], _numbers, "a number") if name in titles else np.nan
+    # Older queries have a column of words per reason; newer ones have all bits in one column.
+    matches = [re.fullmatch(r"clocks_(?:event|throttle)_reasons\.(\w+)", title) for title in cells]
+    bits = {match[0]: REASON_BITS[match[1]] for match in matches if match and match[1] in REASON_BITS}
+    if bits and "throttle_reasons" not in titles:
+        words = "'Active' or 'Not Active'"
+        states = {"Active": 1.0, "Not Active": 0.0}
+        active = pd.DataFrame({title: read(title, lambda cells: cells.map(states), words) for title in bits})
+        # min_count: if no reason is known, the sample is unknown (NaN), not 0.
+        table["throttle_reasons"] = (active * pd.Series(bits)).sum(axis=1, min_count=1)
     table = table.dropna(subset=[TIME]).sort_values(TIME, kind="stable", ignore_index=True)
     table[TIME] -= table[TIME].iloc[0]
     return table

@@ -68,9 +68,13 @@ def known_peaks(gpu_name: str) -> Peaks | None:
     return next((peaks for pattern, peaks in _KNOWN if any(re.fullmatch(pattern, n, re.I) for n in names)), None)
 
 
-def known_gpus() -> list[str]:
-    """Return the shortest name of each known GPU: its pattern without optional parts, with the first alternative."""
-    return [re.sub(r"\[(.)[^]]*\]", r"\1", re.sub(r"\([^)]*\)\?", "", pattern)) for pattern, _ in _KNOWN]
+def known_gpus(precision: Precision) -> list[str]:
+    """Return the shortest name of each GPU with a peak in this precision.
+
+    It is the GPU's pattern without optional parts, with the first alternative.
+    """
+    patterns = [pattern for pattern, peaks in _KNOWN if getattr(peaks, precision) is not None]
+    return [re.sub(r"\[(.)[^]]*\]", r"\1", re.sub(r"\([^)]*\)\?", "", pattern)) for pattern in patterns]
 
 
 def peak_tflops(gpu_name: str, precision: Precision) -> float | None:

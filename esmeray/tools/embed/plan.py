@@ -121,7 +121,7 @@ def tokens_per_s(plan: EmbeddingPlanSection, backbone: "PackedBackbone") -> floa
 
     peak = peak_tflops(plan.gpu, PRECISION)
     if peak is None:
-        gpus = known_gpus()
+        gpus = known_gpus(PRECISION)
         raise ConfigError(
             f"plan.gpu: {plan.gpu!r} has no known peak in {PRECISION}{did_you_mean(plan.gpu, gpus)}; use "
             f"one of {', '.join(gpus)}, or give --plan.assume.tokens_per_s"

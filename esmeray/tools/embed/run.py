@@ -54,6 +54,9 @@ def main(
 ) -> None:
     """Plan the job, compute and publish the embeddings, and print the table of performance."""
     storage.apply()
+    # A finished output may belong to this job: run_job compares them, and extends or keeps it.
+    if writer.overwrite or not any(embed.output.glob(f"**/{MANIFEST_FILE}")):
+        writer.refuse_existing(embed.output)
     ((_, gpus),) = local_resources()
     section = RaySection(address=ray.address)
     # With one device this process computes, because starting a cluster takes time.

@@ -64,13 +64,13 @@ def device_of(plan: PlanSection) -> scale.Device:
     """Peaks of the GPU. Raises ConfigError if they are not known."""
     from esmeray.monitoring.sampling.peaks import known_gpus, known_peaks, peak_tflops  # imported here: loads torch
 
-    peaks, gpus = known_peaks(plan.gpu), known_gpus()
-    if peaks is None:
-        hint = did_you_mean(plan.gpu, gpus)
-        raise ConfigError(f"plan.gpu: {plan.gpu!r} is unknown{hint}: use one of {', '.join(gpus)}")
-    peak = peak_tflops(plan.gpu, scale.PRECISION)
-    if peak is None:
-        raise ConfigError(f"plan.gpu: {plan.gpu!r} has no known peak in {scale.PRECISION}: use another GPU")
+    peaks, peak = known_peaks(plan.gpu), peak_tflops(plan.gpu, scale.PRECISION)
+    if peaks is None or peak is None:
+        gpus = known_gpus(scale.PRECISION)
+        raise ConfigError(
+            f"plan.gpu: {plan.gpu!r} has no known peak in {scale.PRECISION}{did_you_mean(plan.gpu, gpus)}; use one of "
+            f"{', '.join(gpus)}"
+        )
     memory = (peaks.memory_gb, peaks.memory_gb_per_s, peaks.link_gb_per_s)
     return scale.Device(1e12 * peak, *(1e9 * value for value in memory))
 

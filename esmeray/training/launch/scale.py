@@ -64,8 +64,7 @@ class PlanSection(Section):
     gpus: PositiveInt = 8
     """Number of GPUs, with one worker each."""
     gpu: str = "H100"
-    """GPU type: B200, H200, H100, GH200, A100, A100-40GB, L40S, V100-SXM2-32GB or another name that nvidia-smi
-    shows."""
+    """GPU type: B200, H200, H100, GH200, A100, A100-40GB, L40S or another name that nvidia-smi shows."""
     interconnect: Literal["ib100", "ib200", "ib400", "ib800"] | PositiveFloat = "ib400"
     """InfiniBand or RoCE between nodes, named by its Gbit/s per GPU, or a number of Gbit/s per GPU."""
     stage: Annotated[int, Field(ge=0, le=3)] = 2

@@ -138,6 +138,16 @@ def test_resuming_from_a_position_equals_never_stopping(small_store, split, num_
         assert seen == whole
 
 
+def test_a_replaced_iteration_raises_and_leaves_the_other_alone(small_store, split, with_processes):
+    replaced = with_processes.epoch(0)
+    next(replaced)
+    current = with_processes.epoch(1)
+    first = contents([next(current)])
+    with pytest.raises(RuntimeError, match="this iteration ended because another one"):
+        list(replaced)
+    assert first + contents(current) == contents(training(small_store, split[0]).epoch(1))
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_global_batch_and_mask_share_follow_the_steps_of_training(small_store, split, num_workers):
     batch = BATCH.model_copy(update={"first_global_tokens": 512, "ramp_steps": 20})

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta import reader as fasta
+from esmeray.dataset.fasta import records
 from esmeray.dataset.fasta.reader import MAX_RESIDUES, FastaSource
 from esmeray.dataset.fasta.records import Records, load_kernel
 
@@ -64,3 +65,12 @@ def test_any_text_reads_as_by_lines_or_is_refused_in_the_same_words(tmp_path_fac
         with dnaio.open(path) as reader:
             expected = [(record.name.encode(), record.sequence.encode()) for record in reader]
         assert [row[:2] for row in found] == expected
+
+
+@pytest.mark.parametrize("library", [__file__, "missing.so"])
+def test_an_xxhash_without_the_exported_function_reads_by_lines(tmp_path, monkeypatch, library):
+    (tmp_path / "in.fasta").write_text(">a\nMKV\n")
+    expected = read(tmp_path / "in.fasta")
+    monkeypatch.setattr(records._xxhash, "__file__", library)
+    assert load_kernel() is None
+    assert read(tmp_path / "in.fasta") == expected

@@ -3,7 +3,7 @@
 import gzip
 import random
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import xxhash
@@ -139,6 +139,13 @@ def test_truncated_compression_is_refused(tmp_path, suffix, cut):
     path = write(tmp_path / f"in.fasta.{suffix}", content[: int(cut * len(content))])
     with pytest.raises(DataError, match=r"in\.fasta\.\w+: the compressed file is truncated"):
         read(path)
+
+
+@pytest.mark.parametrize("error", [MemoryError, ZeroDivisionError])
+def test_other_errors_of_the_reading_thread_are_not_called_damage(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(fasta.ReadAhead, "_fill", Mock(side_effect=error))
+    with pytest.raises(error):
+        read(write(tmp_path / "in.fasta.gz", gzip.compress(TWO)))
 
 
 def test_a_flipped_bit_in_compressed_data_is_refused(tmp_path):

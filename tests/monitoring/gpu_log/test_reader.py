@@ -60,6 +60,14 @@ def test_missing_columns_are_named_with_the_nearest_and_all_columns(path):
     assert "\n" not in message
 
 
+def test_columns_of_single_throttle_reasons_are_combined(path):
+    header = SMI_QUERY.replace("event_reasons.active", "throttle_reasons.sw_power_cap")
+    header += ", clocks_throttle_reasons.hw_thermal_slowdown"
+    lines = [smi(0, reasons="Active") + ", Active", smi(1, reasons="Not Active") + ", Active"]
+    trace = read_gpu_log(write(path, header, *lines)).gpus["0"]
+    assert trace["throttle_reasons"].tolist() == [0x44, 0x40]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

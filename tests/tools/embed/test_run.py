@@ -55,6 +55,17 @@ def test_a_dry_run_reports_sequences_bytes_and_time(command, given: list[str], t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["proteins.fasta"]
 
 
+def test_a_wrong_input_or_output_is_refused_before_ray_starts(command, given: list[str], tmp_path: Path, monkeypatch):
+    monkeypatch.delattr("esmeray.cluster.connection.connected")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").touch()
+    command.refused(2, "out: already exists", *given, "--embed.workers", "2", "--dry_run")
+    (tmp_path / "out" / "notes.txt").unlink()
+    (tmp_path / "proteins.fasta").unlink()
+    for options in ("--embed.workers 2", "--embed.workers 2 --dry_run"):
+        command.refused(3, "proteins.fasta: no such file or folder", *given, *options.split())
+
+
 def test_what_can_not_be_is_one_line_and_nothing_is_left(command, given: list[str], tmp_path: Path):
     window = "--embed.long window --embed.max_length 20"
     for options, code, words in [
