@@ -170,11 +170,11 @@ def encoded(client: httpx.Client, sequences: list[str]) -> httpx.Response:
 
 def replica_pid(client: httpx.Client) -> int:
     """Pid of the replica that answered last, as reported by one of the ingresses."""
-    found = None
-    while found is None:
+    found: list[str] = []
+    while not found:
         encoded(client, ["MKT"])
-        found = re.search(r'esmeray_replica_tokens{model="esm",replica="(\d+)"}', client.get("/metrics").text)
-    return int(found[1])
+        found = re.findall(r'esmeray_replica_tokens{model="esm",replica="(\d+)"}', client.get("/metrics").text)
+    return int(found[-1])
 
 
 def test_requests_are_answered_as_by_the_model_itself_to_who_has_a_key(served: Served, client: httpx.Client):
@@ -195,13 +195,25 @@ def test_requests_are_answered_as_by_the_model_itself_to_who_has_a_key(served: S
 
 
 @pytest.mark.nightly
-def test_a_killed_replica_is_replaced_by_one_with_the_same_weights(served: Served, client: httpx.Client):
+def test_a_killed_replica_costs_a_retry_at_most_and_is_replaced_by_one_with_the_same_weights(
+    served: Served, client: httpx.Client
+):
+    lost = replaced = replica_pid(client)
+
+    async def kill() -> None:
+        await asyncio.sleep(0.2)
+        os.kill(lost, signal.SIGKILL)
+
+    for refused in [answer for answer in asked_while(served, kill) if answer.status_code != 200]:
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+    while replaced == lost:
+        replaced = replica_pid(client)
     weights = served.folder / "esm" / "model.safetensors"
     served_weights = weights.read_bytes()
     answer = encoded(client, SEQUENCES).json()["data"]
     # A new replica is refused as long as the files differ from the first replica's.
     save_masked_lm(served.folder / "esm", "esm", vocab_size=33, seed=9)
-    os.kill(replica_pid(client), signal.SIGKILL)
+    os.kill(replaced, signal.SIGKILL)
     node = worker.global_worker.node
     assert node is not None
     logs = Path(node.get_logs_dir_path(), "serve")

@@ -156,6 +156,15 @@ def test_concurrent_trials_differ_and_stop_at_the_time_budget(tmp_path):
     assert len(results.trials) == 3  # a trial takes 5 s
 
 
+def test_resumed_search_knows_what_was_measured_also_with_other_limits(tmp_path):
+    space, machine, folder = a_space(), Machine(), tmp_path / "trials"
+    assert len(run(space, settings_for(max_trials=5), machine, folder).trials) == 5
+    assert len(run(space, settings_for(max_trials=5), machine, folder).trials) == 5
+    smaller = a_space(num_workers=[1])
+    assert len(run(smaller, settings_for(max_trials=8), machine, folder).trials) == 8
+    assert len(set(machine.asked)) == 8
+
+
 def test_unfinished_trial_is_measured_again_and_a_torn_line_removed(tmp_path):
     space, trials = a_space(), tmp_path / "trials.jsonl"
     asked = Search(space, settings_for(), trials).suggest("killed")

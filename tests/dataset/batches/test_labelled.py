@@ -1,5 +1,6 @@
 """Batches of labelled records contain each record's tokens, its special tokens and its targets."""
 
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,12 +44,16 @@ def source(tokens, labels=NO_LABELS, max_length=40, crop="start", **others) -> L
 
 
 @settings(deadline=None, max_examples=20)
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60))
-def test_an_epoch_holds_each_record_once_whole_and_with_its_own_label(lengths):
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60), world_size=st.integers(1, 3))
+def test_an_epoch_holds_each_record_once_whole_and_with_its_own_label(lengths, world_size):
     tokens, records = Tokens(lengths), np.arange(len(lengths))
     labels = Labels(records % 7, weights=records.astype(np.float32))
     seen = []
-    for step in TrainingSteps(source(tokens, labels), records, batch=BATCH, seed=3).epoch(0):
+    ranks = [
+        TrainingSteps(source(tokens, labels), records, batch=BATCH, seed=3, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for step in chain.from_iterable(rank.epoch(0) for rank in ranks):
         for batch in (batch for batch in step if batch.records.numel()):  # without fillers
             assert batch.named(TARGETS).tolist() == [record % 7 for record in batch.records.tolist()]
             assert batch.named(WEIGHTS).tolist() == batch.records.tolist()

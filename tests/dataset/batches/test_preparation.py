@@ -118,5 +118,11 @@ def test_random_bits_are_those_of_the_reference_splitmix64():
     ]
 
 
+def test_every_window_is_equally_likely():
+    starts_N = crop_starts(np.full(50_000, 19), 10, np.arange(50_000), seed=3, epoch=1)
+    counts = np.bincount(starts_N)
+    assert counts.size == 10 and np.abs(counts / 5000 - 1).max() < 0.08
+
+
 def test_cropped_sequences_and_left_out_residues_are_counted():
     assert count_cropped(np.array([19, 10, 4]), 10) == CropCount(1, 9)

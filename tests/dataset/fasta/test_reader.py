@@ -45,6 +45,22 @@ def test_every_compression_gives_the_same_records(tmp_path, suffix):
     assert read(write(tmp_path / "members.gz", members)) == expected
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    records=st.lists(st.tuples(st.text("abc|_.1", min_size=1), st.text("ACDEFGHIKLM", max_size=60)), min_size=1),
+    width=st.integers(1, 30),
+    line_end=st.sampled_from(["\n", "\r\n", "\r", "\n\n", " \n"]),
+    mark=st.sampled_from([b"", b"\xef\xbb\xbf", b"\n\n"]),
+)
+def test_what_was_written_is_read_whatever_the_layout(tmp_path_factory, records, width, line_end, mark):
+    lines = []
+    for header, sequence in records:
+        lines += [f">{header}", *(sequence[at : at + width] for at in range(0, len(sequence), width))]
+    text = mark + line_end.join(lines).encode()
+    for end in (line_end.encode(), b""):
+        assert read(write(tmp_path_factory.mktemp("layout") / "in.fasta", text + end)) == records
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lines=st.lists(st.sampled_from([">a x", ">b;c", "MKV", "LLA", "ACDEF"]), min_size=1, max_size=8),

@@ -33,6 +33,19 @@ def test_classes_that_differ_in_composition_are_distinguished():
         assert values["accuracy"] > 0.8 if name != "majority class" else values["auroc"] == 0.5
 
 
+def test_labels_are_fitted_one_by_one_with_unknown_ones_left_out():
+    texts, classes = proteins(120)
+    asked, wanted = proteins(60, seed=1)
+    targets = np.eye(4, dtype=np.float32)[classes]
+    targets[:20, 0] = np.nan
+    targets[5] = np.nan
+    found, known = (baselines("multilabel", "protein", texts[n:], targets[n:], asked, 4) for n in (0, 20))
+    for name in ("majority class", LOGISTIC):
+        assert not found[name][:, 3].any(), "a label that no training record has"
+        np.testing.assert_allclose(found[name][:, 0], known[name][:, 0], rtol=1e-5)
+    assert classification_metrics("multilabel", found[LOGISTIC], np.eye(4)[wanted])["auroc"] > 0.9
+
+
 @pytest.mark.parametrize("content", ["protein", "text"])
 def test_numbers_get_the_mean_and_a_ridge_regression(content):
     texts, _ = proteins(120)

@@ -5,9 +5,16 @@ from functools import cache
 import numpy as np
 import pytest
 
+from esmeray.alignment.scoring import scoring
+from esmeray.alignment.search import Search
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.inference.design.sampling import Design, Request, generate, log_likelihoods, recovery
+from esmeray.dataset.section import IngestSection
+from esmeray.dataset.store.conversion import convert
+from esmeray.dataset.store.reader import Store
+from esmeray.inference.design.sampling import Design, Request, generate, log_likelihoods, nearest, recovery
 from esmeray.tasks.diffusion.model import SequenceDiffusion
+from tests.inference.embedding.jobs import write_proteins
+from tests.model.support import random_sequences
 from tests.structures import folds
 from tests.tasks.test_diffusion_model import trained
 
@@ -40,3 +47,14 @@ def test_likelihoods_are_higher_for_what_the_model_draws():
     scores = log_likelihoods(small_model(), FOLD, [*drawn, *others], tokens=500)
     assert scores.shape == (8,) and scores[:4].mean() > scores[4:].mean() and (scores < 0).all()
     assert recovery("ACDE", "ACDX") == 1 and recovery("AAAA", "ACAC") == 0.5
+
+
+def test_novelty_is_the_difference_to_the_nearest_known_sequence(tmp_path):
+    sequences = random_sequences([80, 300, 41, 120])
+    known_fasta = write_proteins(tmp_path / "known.fasta", sequences, ["k0", "k1", "k2", "k3"])
+    convert([str(known_fasta)], tmp_path / "store", IngestSection())
+    known = Search(Store(tmp_path / "store"), scoring())
+    assert nearest(sequences[1], known) == (0.0, "k1")
+    swap = {letter: AMINO_ACIDS[index - 3] for index, letter in enumerate(AMINO_ACIDS)}
+    changed = "".join(swap[letter] if index % 10 == 5 else letter for index, letter in enumerate(sequences[0]))
+    assert nearest(changed[:40], known) == (pytest.approx(0.1), "k0")

@@ -128,3 +128,10 @@ def test_a_fit_on_240_mutants_of_beta_lactamase_beats_the_column(shared_data):
         found = evaluation["metrics"]["spearman"]
         assert found > evaluation["baselines"]["column"]["metrics"]["spearman"], kind
         assert 0.85 < ((predicted.low <= values) & (values <= predicted.high)).mean() < 0.95, kind
+
+
+def test_intervals_beyond_the_inducing_points_cover_what_they_say(monkeypatch):
+    monkeypatch.setattr(gaussian_process, "_INDUCING", 50)
+    features, values = measured(1000)
+    found = Posterior(features[:600], values[:600]).predict(features[600:])
+    assert 0.83 < ((found.low <= values[600:]) & (values[600:] <= found.high)).mean() < 0.97

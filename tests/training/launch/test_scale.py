@@ -1,11 +1,13 @@
 """Properties of the formulas, and plans compared with published runs."""
 
 import pytest
+import torch
 
-from esmeray.model.cost.memory import ParameterCount
+from esmeray.model.cost.memory import ParameterCount, activation_bytes_per_token
 from esmeray.tools.train.plan import device_of, scale_run, work_of
 from esmeray.training.launch import scale
 from esmeray.training.launch.scale import PlanSection
+from tests.model.support import build_model, masked_batch, random_sequences, tiny_section
 
 WITHIN = 0.2
 
@@ -20,6 +22,48 @@ def transformer(layers: int, hidden_size: int, context: int) -> scale.Work:
 def planned(**settings):
     plan = PlanSection.model_validate(settings)
     return scale_run(work_of(plan), plan, device_of(plan))
+
+
+def test_the_largest_budget_fits_and_the_next_does_not():
+    plan = PlanSection(gpus=16, gpu="a100")
+    work, device = transformer(36, 2560, 430), device_of(plan)
+    largest = scale.largest_tokens(work, plan, device)
+    low, high = (sum(scale.memory_parts(work, plan, tokens).values()) for tokens in (largest, largest + 64))
+    assert low <= 0.9 * device.memory_bytes < high
+
+
+def test_activations_are_what_autograd_keeps_of_a_layer():
+    batch, kept = masked_batch(random_sequences([200] * 3), [0.15] * 3), []
+    for layers in (1, 3):
+        section = tiny_section("masked_lm")
+        backbone = section.backbone.model_copy(update={"layers": layers})
+        model = build_model(section.model_copy(update={"backbone": backbone}), seed=0)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        stored: dict[int, tuple[int, torch.Tensor]] = {}  # keeps the tensors alive, so that no address is reused
+
+        def keep(tensor, weights=weights, stored=stored):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                stored[storage.data_ptr()] = storage.nbytes(), tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(batch)
+        kept.append(sum(size for size, _ in stored.values()) / batch.num_tokens)
+    width = model.backbone.config.hidden_size
+    assert (kept[1] - kept[0]) / 2 == pytest.approx(activation_bytes_per_token(1, width, "fp32", False), rel=0.05)
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.1, 5.0, 300.0])
+@pytest.mark.parametrize("mtbf_s", [3600.0, 1e6])
+def test_dalys_interval_loses_least_and_youngs_is_near(checkpoint_s, mtbf_s):
+    def lost(interval_s: float) -> float:
+        return scale.lost_share(interval_s, checkpoint_s, 180.0, mtbf_s)
+
+    best = scale.daly_interval_s(checkpoint_s, mtbf_s)
+    least = min(lost(best * factor / 100) for factor in range(50, 200))
+    assert lost(best) == pytest.approx(least, rel=1e-3)
+    assert scale.young_interval_s(checkpoint_s, mtbf_s) == pytest.approx(best + checkpoint_s, rel=0.15)
 
 
 def test_docs_gpu_is_agreed_with():

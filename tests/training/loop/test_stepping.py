@@ -74,6 +74,13 @@ def test_run_ends_if_the_smallest_micro_batch_is_out_of_memory(process_group, tm
         stepper_of(Engine(forward_fits=3), tmp_path).forward_backward(STEP, 32)
 
 
+def test_other_errors_are_not_taken_for_memory(tmp_path):
+    engine = Engine()
+    engine.backward = lambda *arguments: (_ for _ in ()).throw(RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        stepper_of(engine, tmp_path).forward_backward(STEP, 32)
+
+
 def test_steps_resume_inside_their_epoch_and_end_without_records():
     epochs = SimpleNamespace(epoch=lambda number, start, first: ((number, step, first) for step in range(start, 3)))
     position = Position(step=5, epoch=1, step_in_epoch=2)
