@@ -109,7 +109,7 @@ INPUTS = (bits("inputs"), *PROTEINS)
 VECTORS = (*INPUTS, FEW + "old", ALL + "vectors", lambda: shutil.rmtree("cache", ignore_errors=True))
 CONVERT = "data convert --data.source {} --convert.store store"
 ALIGN = "align --align.queries proteins.fasta --align.store store --align.output hits.tsv --align.evalue inf"
-FIT = "embed fit --fit.input proteins.fasta --fit.labels labels.csv --fit.features 8 --fit.output relatives"
+FIT = "embed fit --fit.input proteins.fasta --fit.labels labels.csv --fit.output relatives"
 
 
 def labels() -> None:
