@@ -157,6 +157,11 @@ class Machines:
         self.disk = Path(tempfile.mkdtemp(prefix="chaos-disk-"))
         self._link, inside = f"cho{os.getpid()}", f"chi{os.getpid()}"
         os.environ[MARK] = str(self.disk)  # all child processes inherit it
+        # The network of a killed run has the same addresses.
+        networks = subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout
+        for pid in re.findall(r"^cho(\d+)", networks, re.MULTILINE):
+            if not psutil.pid_exists(int(pid)):
+                shell(f"ip netns del cho{pid}")
         apart, ours = f"ip -n {self._link}", f"dev {self._link}"
         shell(f"mount -t tmpfs -o size=64m chaos {self.disk}", f"ip netns add {self._link}")
         shell(f"ip link add {self._link} type veth peer name {inside} netns {self._link}")
