@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -127,8 +128,11 @@ def masked_model() -> None:
     write_proteins(Path("wild.fasta"), random_sequences([20]))
 
 
-def train(stop_at: int | None = None) -> None:
-    """Start or resume a run of eight steps with a checkpoint every two steps; ``stop_at``: step to stop after."""
+def train(stop_at: int | None = None) -> int:
+    """Start or resume a run of eight steps with a checkpoint every two steps; ``stop_at``: step to stop after.
+
+    Returns the exit code of a run that failed, as the driver does, otherwise 0.
+    """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = tiny_config(Path.cwd(), model={"task": "masked_lm"}, checkpoint={"every_steps": 2, "keep_last": 3})
     run, store = run_folder(config), str(ensure_store(config.data, Path.cwd()))
@@ -137,6 +141,11 @@ def train(stop_at: int | None = None) -> None:
     run.clear_requests()
     stop = WorkerContext(report=lambda metrics: run.request_stop() if metrics["step"] == stop_at else None)
     train_worker(config, stop if stop_at else WorkerContext(), store)
+    outcome = run.read_outcome()
+    if outcome is None or outcome.status != "failed":
+        return 0
+    print(f"error: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
 
 
 def digest(values: Any) -> str:
