@@ -92,10 +92,8 @@ def embed(name: str, fasta: str, model: str, device: Device, tuned: dict[str, An
     elif name == FORWARD:
         our_embedder(Path(model), device, "bf16")(list(sequences.values()))
     else:
-        tuning = Tuning(**tuned)
-        if name == STOCK:
-            # On a GPU the documentation advises fp16.
-            tuning = Tuning("fp16" if device == "cuda" else "fp32")
+        # On a GPU the documentation advises fp16.
+        tuning = Tuning(**tuned) if name == TUNED else Tuning("fp16" if device == "cuda" else "fp32")
         vectors = TransformersEmbedder(Path(model), device, tuning)(list(sequences.values()))
         np.savez(target, ids=np.array(list(sequences)), vectors=vectors.numpy())
     return len(sequences)
