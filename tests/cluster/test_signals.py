@@ -51,7 +51,7 @@ def test_the_first_signal_in_training_starts_the_grace_period(monkeypatch, capfd
 
 def test_repeated_signals_leave_the_grace_period_as_it_is(monkeypatch):
     monkeypatch.setattr(signals, "REPEAT_S", 0.0)
-    monkeypatch.setattr(os, "write", Mock(side_effect=BrokenPipeError))  # nobody reads the reply
+    monkeypatch.setattr(os, "write", Mock(side_effect=BrokenPipeError))  # the reader of the reply is gone
     with StopSignals() as stop:
         stop.hand_over(lambda: None, "stopping")
         for signum in (signal.SIGXCPU, signal.SIGXCPU, signal.SIGTERM):

@@ -38,7 +38,7 @@ PACKING_WINDOW = 2048
 """Number of sequences that packing considers together."""
 
 _MIN_BATCHES_PER_WINDOW = 8
-"""Minimum batches per window. A smaller window would leave large gaps in its batches, so it is widened."""
+"""Minimum batches per window. A smaller window would leave large gaps in its batches, so it is enlarged."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def open_folder(folder: Path, is_text: bool) -> HuggingFaceTokenizer:
     automatic = _auto_tokenizer(folder)
     if not _has_single_letters(automatic):
         return HuggingFaceTokenizer(automatic, bool(spaced))
-    # What was saved with the tokenizer is final.
+    # Settings saved with the tokenizer are final.
     choices = (False, True) if spaced is None else (spaced,)
     tokenizers = []
     for reading, between in itertools.product(_readings(folder, automatic), choices):

@@ -86,7 +86,7 @@ def run_job(
         refuse_existing(output, MADE_BY, overwrite)
     with _computed(job, ingest, cluster, sources, folders, output, before) as (partial, models):
         if before:
-            # What the output lacked has been embedded; now it is merged.
+            # The missing records have been embedded. Merge them now.
             for model, index, folder in zip(models, before, folders, strict=True):
                 part = output / folder / part_name(len(index.parts))
                 _add_part(model, partial / "logs", output, part, uri_of(job.output))
