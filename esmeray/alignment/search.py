@@ -14,7 +14,7 @@ columns of an alignment.
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,35 +37,10 @@ _WORD = 4
 _WORDS = len(AMINO_ACIDS) ** _WORD
 
 
-class ProteinList:
-    """Clean sequences in memory, with what a search reads of a store."""
-
-    path, is_text = "list", False
-
-    def __init__(self, sequences: Sequence[str]) -> None:
-        self._sequences = [sequence.encode() for sequence in sequences]
-        self.lengths = np.array([*map(len, self._sequences)], np.int64)
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def id(self, index: int) -> str:
-        return str(index)
-
-    def sequence(self, index: int) -> NDArray[np.uint8]:
-        """(L,) residues in ASCII, as :meth:`Store.sequence`."""
-        return np.frombuffer(self._sequences[index], np.uint8)
-
-    def windows(self, records_N: NDArray, starts_N: NDArray, lengths_N: NDArray) -> list[memoryview]:
-        """Return windows of N sequences, as :meth:`Store.windows`."""
-        rows = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), strict=True)
-        return [memoryview(self._sequences[record])[start : start + length] for record, start, length in rows]
-
-
 class SharedWords:
     """Inverted index of the 4-mers of all or some records of a store; 4 bytes per residue, 16 while it is built."""
 
-    def __init__(self, store: Store | ProteinList, records: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, store: Store, records: NDArray[np.int64] | None = None) -> None:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
         all_words = np.concatenate([np.empty(0, np.int32), *words])  # the empty array is for an empty store
@@ -150,7 +125,7 @@ class Search:
     ``scores`` replaces parasail for exhaustive scores, for example on a GPU.
     """
 
-    def __init__(self, store: Store | ProteinList, scoring: Scoring, *, scores: Scores | None = None) -> None:
+    def __init__(self, store: Store, scoring: Scoring, *, scores: Scores | None = None) -> None:
         if store.is_text:
             raise DataError(f"{store.path}: is a store of texts, which can't be aligned; give a store of proteins")
         self.store, self.scoring = store, scoring
