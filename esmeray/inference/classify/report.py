@@ -46,8 +46,8 @@ _CLASSES_SHOWN = 100
 
 _WITH_UNIT = ("mse", "mae")
 _IDENTITY_EDGES = (0, 0.3, 0.5, 0.7, 0.95, 1.01)
-_NEAR_COPIES = "≥ 95 %"
-_IDENTITY_BINS = ("< 30 %", "30–50 %", "50–70 %", "70–95 %", _NEAR_COPIES)
+_NEAR_COPIES = "95–100 %"
+_IDENTITY_BINS = ("below 30 %", "30–50 %", "50–70 %", "70–95 %", _NEAR_COPIES)
 
 
 @dataclass(frozen=True)
