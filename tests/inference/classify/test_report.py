@@ -59,7 +59,7 @@ def test_metrics_by_identity_are_those_of_the_records_and_near_copies_are_warned
     assert {name: entry["records"] for name, entry in bins.items()} == {"below 30 %": 9, "30–50 %": 20, "95–100 %": 1}
     assert bins["30–50 %"]["metrics"] == classification_metrics("multiclass", probabilities[9:29], targets[9:29])
     text = "\n".join(metrics_lines(found))
-    assert "(30 records)" in text and "1 of 30 records have near copies in training" in text
+    assert "(30 records, a random sample)" in text and "1 of 30 records have near copies in training" in text
     distant = "\n".join(metrics_lines(evaluation_of(scored, {}, samples=20, identities_N=np.zeros(60))))
     assert "below 30 %, 60 records" in distant and "near copies" not in distant
 
