@@ -231,10 +231,9 @@ def _identity_lines(evaluation: Mapping[str, Any], names: Sequence[str]) -> list
         return []
     compared = sum(metrics["records"] for metrics in by_identity.values())
     columns = {f"{name}, {metrics['records']:,} records": metrics for name, metrics in by_identity.items()}
-    sample = ", a random sample" if compared < evaluation["records"] else ""
     lines = [
         "By identity with the nearest training protein, in an alignment over 80 % of both "
-        f"({compared:,} records{sample}):",
+        f"({compared:,} records{', a random sample' if compared < evaluation['records'] else ''}):",
         "",
         *_metric_table(columns, names),
         "",
