@@ -1,7 +1,4 @@
-"""Choose the layer of a model for a labelled table: one pass of all layers, a probe on each, and the cut model.
-
-Shape legend: N records, R rows (records, or sampled residues), L layers including the embeddings, D channels.
-"""
+"""Choose the layer of a model for labelled records: all layers in one pass, a probe on each, and the cut model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,46 +6,62 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
 
-from esmeray.common.progress import record_bar
+from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import made_folder, refuse_existing
-from esmeray.common.text import counted
+from esmeray.dataset.labels.labelled_file import LabelledRecords, read_labelled
+from esmeray.dataset.section import DataSection, LabelsSection, TargetKind, TokenizerSection
 from esmeray.dataset.sequence_list import checked_paths
-from esmeray.inference.layers.labels import LabelledRows, read_task, rows_of
-from esmeray.inference.layers.section import LayersSection
 from esmeray.inference.models.source import check_model
-from esmeray.train_config.section import overrides_of
+from esmeray.train_config.section import ComputeSection, NonNegativeInt, overrides_of
 from esmeray.training.config import load_config
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esmeray.inference.layers.probes import Score
-    from esmeray.inference.models.model import Model
     from esmeray.inference.settings import ChooseLayerSettings
 
 MADE_BY = "choose_layer"
+_CLASS_SIZE = 5
+"""Minimum mean number of records per class. Labels with fewer are ids, families or measurements."""
+_MEASUREMENTS = 20
+"""Minimum number of distinct whole numbers that are measurements. Fewer may be classes."""
 _COMPARED = 4
-"""Number of sequences whose vectors by the cut model are compared with the whole model's."""
+"""Number of sequences whose vectors are computed by the cut model and compared."""
+
+
+class LayersSection(ComputeSection):
+    """Labelled records and outputs, and how the model runs."""
+
+    input: list[str] = Field(min_length=1)
+    """Labelled files, folders or quoted globs: CSV, TSV, Parquet or FASTA."""
+    retrieval: bool = False
+    """Score a layer by the label of the nearest neighbour instead of a probe, e.g. for families with few records."""
+    report: Path | None = None
+    """Folder for layers.csv and layers.png. Default: layers-INPUT in the current folder."""
+    output: Path | None = None
+    """Folder for the model cut at the chosen layer. Default: none."""
+    seed: NonNegativeInt = 0
+    """Random seed of folds, sampled residues and intervals."""
 
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """The layer of a model that suits labelled records best.
+    """The layer of a model whose vectors predict the labels best.
 
     Attributes:
-        layer: number of the layer; 0 is the embeddings.
-        metric: accuracy, or spearman for numbers.
-        score: the metric on records that had no part in the choice, with its 95 % interval.
-        table: a row per layer: its number, the metric on held-out records with its interval, and the mean metric in the
-            inner folds, whose maximum is the choice.
-        notes: lines about the records: the kind of labels, and what was changed, left out or sampled.
+        layer: number of the layer, from 1.
+        metric: accuracy; spearman for numbers.
+        score: the metric on records that had no part in the choice, and the ends of its 95 % interval.
+        table: a row per layer, with the embeddings as layer 0: its number, the metric on held-out records with its
+            interval, and the mean metric in the inner folds, whose maximum from layer 1 on is the choice.
+        notes: lines about the labels, and about what was changed, left out or sampled.
     """
 
     layer: int
     metric: str
-    score: "Score"
+    score: tuple[float, float, float]
     table: "pd.DataFrame" = field(repr=False)
     notes: list[str] = field(repr=False)
 
@@ -73,82 +86,71 @@ def choose_layer(
 
     Raises EsmerayError for what the command refuses.
 
-    >>> choice = esmeray.choose_layer("esm2", "families.csv", device="cpu")
-    >>> choice.layer in choice.table["layer"]
-    True
+    >>> choice = esmeray.choose_layer("esm2", "families.csv", retrieval=True, device="cpu")
+    >>> choice.table["layer"].tolist(), choice.metric
+    ([0, 1, 2], 'accuracy')
     """
     section = LayersSection.of(input=checked_paths(input, "input"), **settings)
     for target in filter(None, (section.report, section.output)):
         refuse_existing(target, MADE_BY, overwrite)
-    overrides = overrides_of(config)
-    data = load_config(None, overrides).data
     source = check_model(model, random_weights=False)
-    records, space = read_task(section, data, ("data", "labels", "kind") in overrides)
-    from esmeray.inference.layers.probes import score_layers  # here: they load torch
+    data = load_config(None, overrides_of(config)).data
+    # Read as names first: they tell the kind, by which the reader then checks each label.
+    records, labels = _read(section, data, data.labels), data.labels
+    if not (section.retrieval or "data.labels.kind" in (config or {})):
+        labels = labels.model_copy(update={"kind": told_kind([*map(str, records.labels)], records.texts)})
+        records = _read(section, data, labels)
+    from esmeray.inference.layers import probes  # here: they load torch
     from esmeray.inference.models.opening import open_model
     from esmeray.model.device import choose_device
 
     device = section.device or str(choose_device())
     precision, tokens = section.resolved(device.startswith("cuda"))
     opened = open_model(source, precision, device, heads=[])
-    rows = rows_of(records, space, data.labels.unknown_letters, opened.facts.longest, section.seed)
-    vectors_LRD = _layer_vectors(opened, records.texts, rows, tokens)
-    scores = score_layers(vectors_LRD, rows, section.retrieval, section.seed)
-    import pandas as pd
-
-    table = pd.DataFrame(scores.held_out).rename(columns={"value": scores.metric})
-    table.insert(0, "layer", table.index)
-    table["inner"] = scores.inner
-    choice = LayerChoice(int(scores.inner.argmax()), scores.metric, scores.choice, table, rows.notes)
+    if not opened.facts.num_layers:
+        raise ConfigError(f"model {model}: has no layers to choose from")
+    rows, notes = probes.rows_of(records, labels, opened, section.seed)
+    vectors_LRD = probes.layer_vectors(opened, records.texts, rows, tokens)
+    choice = LayerChoice(*probes.score_layers(vectors_LRD, rows, section.retrieval, section.seed), notes)
     if section.report is not None:
         with made_folder(section.report.absolute(), MADE_BY, overwrite) as building:
-            table.to_csv(building / "layers.csv", index=False)
-            _draw(building / "layers.png", choice, source.name)
+            choice.table.to_csv(building / "layers.csv", index=False)
+            probes.draw(building / "layers.png", choice.table, choice.layer, source.name)
     if section.output is not None:
         from esmeray.inference.layers.cutting import write_cut
 
         with made_folder(section.output.absolute(), MADE_BY, overwrite) as building:
-            write_cut(opened, source, choice.layer, building, records.texts[:_COMPARED])
+            write_cut(source, choice.layer, building)
+            few = [text[: opened.facts.longest] for text in records.texts[:_COMPARED]]
+            cut = open_model(building, precision, device, heads=[])
+            if not np.array_equal(cut.embed(few), opened.embed(few, layer=choice.layer)):
+                raise ConfigError(f"output: this architecture can't be cut; use --embed.layers {choice.layer} instead")
     return choice
 
 
-def _layer_vectors(model: "Model", texts: Sequence[str], rows: LabelledRows, tokens: int) -> list[NDArray[np.floating]]:
-    """(R, D) vectors of each layer, from one pass: means of the records, or vectors of the rows' residues."""
-    from esmeray.inference.models.model import TokenizedTexts, run  # here: it loads torch
+def told_kind(labels: Sequence[str], texts: Sequence[str]) -> TargetKind:
+    """Return the kind of labels that the labels tell. Raises ConfigError if they may be of several kinds."""
+    # Most, because the reader removes a final '*'; it refuses labels of other lengths.
+    if np.mean([len(label) == len(text) for label, text in zip(labels, texts, strict=True)]) > 0.5:
+        return "per_residue"
+    import pandas as pd
 
-    rows.notes.extend(filter(None, [model.facts.unknown.report(texts)]))
-    tokenized = model.tokenize(texts, model.facts.longest)
-    cropped = np.count_nonzero(tokenized.cropped)
-    if cropped:
-        rows.notes.append(f"{counted(cropped, 'sequence{s}')} cropped to {model.facts.longest:,} residues, the maximum")
-    kind = "residues" if rows.kind == "per_residue" else "mean"
-    outputs = model.outputs([kind], range(model.facts.num_layers + 1))
-    vectors_LRD = [np.empty((len(rows.targets), output.channels), np.float32) for output in outputs]
-    # Rows of text i are bounds[i] to bounds[i + 1].
-    bounds = np.searchsorted(rows.records, np.arange(len(texts) + 1))
-    done = 0
-    with record_bar("computing all layers") as bar:
-        for batch in run(model, TokenizedTexts(tokenized, model), outputs, tokens):
-            for vectors_RD, output in zip(vectors_LRD, outputs, strict=True):
-                for text, own in zip(batch.indices, batch.by_text(output), strict=True):
-                    chosen = slice(bounds[text], bounds[text + 1])
-                    vectors_RD[chosen] = own.reshape(-1, output.channels)[rows.offsets[chosen]]
-            done += len(batch.indices)
-            bar(done / len(texts), done)
-    return vectors_LRD
+    distinct = pd.Series(labels).drop_duplicates()
+    numbers = pd.to_numeric(distinct, errors="coerce")
+    is_number = bool(numbers.notna().all())
+    if is_number and ((numbers % 1).any() or len(numbers) >= _MEASUREMENTS):
+        return "regression"
+    if is_number or len(distinct) * _CLASS_SIZE > len(labels):
+        raise ConfigError(
+            f"data.labels: {len(distinct):,} distinct labels in {len(labels):,} records, such as {distinct[0]!r}, may "
+            "be classes, measurements or families; give --data.labels.kind multiclass or regression, or "
+            "--layers.retrieval true"
+        )
+    return "multiclass"
 
 
-def _draw(path: Path, choice: LayerChoice, name: str) -> None:
-    from esmeray.common.figure_style import BLUE, ORANGE, legend, picture, style_steps  # here: it loads Matplotlib
-
-    table, layers = choice.table, choice.table["layer"]
-    scores = table[choice.metric]
-    with picture(path, 7.0, 4.0, f"Layers of {name}") as figure:
-        axes = figure.add_subplot()
-        style_steps(axes)
-        errors = (scores - table["low"], table["high"] - scores)
-        axes.errorbar(layers, scores, errors, color=BLUE, marker="o", capsize=3, label="held-out, 95 % interval")
-        axes.plot(layers, table["inner"], "--", color=ORANGE, label="inner folds, which choose")
-        axes.axvline(choice.layer, color=ORANGE, alpha=0.4, label=f"chosen: layer {choice.layer}")
-        axes.set(xlabel="layer (0: embeddings)", ylabel=choice.metric)
-        legend(axes, over_curves=True)
+def _read(section: LayersSection, data: DataSection, labels: LabelsSection) -> LabelledRecords:
+    if labels.kind == "multilabel" or len(labels.label_columns) > 1:
+        raise ConfigError("data.labels: the labels must be in one column, and not multilabel")
+    held_out = labels.validation_source
+    return read_labelled(section.input, labels, TokenizerSection(), data.ingest, held_out_sources=held_out)

@@ -23,9 +23,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from esmeray.common.command_line import next_command, say
-from esmeray.inference.layers.calls import MADE_BY, choose_layer
-from esmeray.inference.layers.section import LayersSection
+from esmeray.inference.layers.calls import MADE_BY, LayersSection, choose_layer
 from esmeray.tools.grammar import OutputWriter, command
 from esmeray.train_config.section import Overrides
 
@@ -39,13 +37,9 @@ def main(
 ) -> None:
     report = layers.report or Path(f"layers-{Path(layers.input[0]).name.split('.')[0]}")
     config = {".".join(key): value for key, value in overrides.items()}
-    settings = {**dict(layers), "report": report}
-    choice = choose_layer(model, **settings, overwrite=writer.overwrite, config=config)
+    choice = choose_layer(model, **{**dict(layers), "report": report}, overwrite=writer.overwrite, config=config)
     print("\n".join(choice.notes))
     print(choice.table.to_string(index=False, float_format="{:.3f}".format))
-    score = choice.score
-    print(f"layer {choice.layer}: {choice.metric} of the choice {score.value:.3f} ({score.low:.3f}-{score.high:.3f})")
-    print(f"written: {report}/layers.csv and layers.png")
-    if layers.output is not None:
-        run = f"embed run --embed.models {layers.output} --embed.input proteins.fasta --embed.output vectors"
-        say(next_command(*run.split()))
+    value, low, high = choice.score
+    print(f"layer {choice.layer} is chosen; {choice.metric} of the choice: {value:.3f} ({low:.3f}-{high:.3f})")
+    print(f"written: {report}/layers.csv and layers.png" + f", {layers.output}" * (layers.output is not None))
