@@ -95,7 +95,7 @@ def choose_layer(
         refuse_existing(target, MADE_BY, overwrite)
     source = check_model(model, random_weights=False)
     data = load_config(None, overrides_of(config)).data
-    # Read as names first: they tell the kind, by which the reader then checks each label.
+    # Read as names first, because they tell the kind. The reader then checks each label.
     records, labels = _read(section, data, data.labels), data.labels
     if not (section.retrieval or "data.labels.kind" in (config or {})):
         labels = labels.model_copy(update={"kind": told_kind([*map(str, records.labels)], records.texts)})

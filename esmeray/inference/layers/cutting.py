@@ -13,9 +13,9 @@ from esmeray.tasks.opening import open_exported, open_network
 
 _CARD = """# {name}, cut after layer {layer} of {layers}
 
-Made by `esmeray embed layers`. The vectors equal those of the whole model by `esmeray embed run --embed.layers`. If the
-whole model has a norm after its last layer, they are without it: in transformers they are `hidden_states[-1]` with
-`output_hidden_states=True`, and `last_hidden_state` is normalized.
+Made by `esmeray embed layers`. The vectors equal what `embed run --embed.layers {layer}` computes with the whole model.
+If the whole model has a norm after its last layer, they are without it: in transformers they are `hidden_states[-1]`
+with `output_hidden_states=True`, and `last_hidden_state` is normalized.
 """
 
 

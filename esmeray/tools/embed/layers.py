@@ -9,7 +9,7 @@ Settings of --data.labels (see esmeray train --help) name the columns. No fold s
 --data.labels.group_column, or equal sequences. --data.labels.split_column replaces the outer folds by its parts.
 
 Writes a folder with layers.csv and layers.png: the score of each layer with its 95 % bootstrap interval over records.
-The cut model is a Hugging Face folder. Its vectors are those of --embed.layers, byte for byte on the CPU.
+The cut model is a Hugging Face folder. On the CPU, its vectors equal the vectors of --embed.layers byte for byte.
 
 Examples:
   esmeray embed layers facebook/esm2_t12_35M_UR50D --layers.input proteins.csv --layers.output cut

@@ -81,7 +81,7 @@ def test_a_layer_that_separates_classes_is_chosen_and_groups_are_not_split():
     for retrieval in (False, True):
         layer, metric, score, _ = score_layers([*noise], rows, retrieval, 0)
         assert (layer, metric) == (1, "accuracy") and score[0] > 0.9
-    # Vectors that only tell the group, of which no probe can learn the class of another group.
+    # Vectors that only tell the group: a probe learns nothing about the class of another group.
     of_groups = np.eye(30, dtype=np.float32)[np.arange(100) % 30]
     grouped = rows.assign(group=np.arange(100) % 30, target=(np.arange(100) % 30 * 7) % 2)
     assert score_layers([of_groups], grouped, False, 0)[2][0] < 0.7
