@@ -142,8 +142,8 @@ def told_kind(labels: Sequence[str], texts: Sequence[str]) -> TargetKind:
         return "regression"
     if is_number or len(distinct) * _CLASS_SIZE > len(labels):
         raise ConfigError(
-            f"data.labels: {len(distinct):,} distinct labels in {len(labels):,} records, such as {distinct[0]!r}, may "
-            "be classes, measurements or families; give --data.labels.kind multiclass or regression, or "
+            f"data.labels: {len(distinct):,} distinct labels in {len(labels):,} records, such as {distinct[0]!r:.40}, "
+            "may be classes, measurements or families; give --data.labels.kind multiclass or regression, or "
             "--layers.retrieval true"
         )
     return "multiclass"

@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 
 from esmeray.common.errors import DataError
 from esmeray.common.figure_style import BLUE, ORANGE, legend, picture, style_steps
-from esmeray.common.progress import record_bar
+from esmeray.common.progress import record_bar, status_line
 from esmeray.common.statistics import RESAMPLINGS, percentile_interval, resamplings
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.labelled_file import LabelledRecords
@@ -38,7 +38,6 @@ FOLDS = 5
 _PENALTIES = np.logspace(-1, 5, 7)
 
 Floats = NDArray[np.floating]
-Folds = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
 def rows_of(records: LabelledRecords, labels: LabelsSection, model: Model, seed: int) -> tuple[pd.DataFrame, list[str]]:
@@ -101,23 +100,27 @@ def score_layers(
     grid: dict[str, Any] = {f"{probe.steps[1][0]}__alpha": _PENALTIES}
     if retrieval:
         probe, grid = KNeighborsClassifier(1, metric="cosine"), {}
-    # Classes of retrieval are too small to be in every fold.
-    kind: Any = GroupKFold if is_number or retrieval else StratifiedGroupKFold
+    # Classes that are all small, as in retrieval, can't be in every fold.
+    is_small = is_number or np.bincount(targets_R).max() < FOLDS * FOLDS
+    kind: Any = GroupKFold if is_small else StratifiedGroupKFold
     outer = _folds(kind, rows, seed)
     if "is_training" in rows:
+        if rows["is_training"].all():
+            raise DataError("data.labels.split: no labelled record is held out")
         outer = [(np.flatnonzero(rows["is_training"]), np.flatnonzero(~rows["is_training"]))]
     inner_KL = np.zeros((len(outer), len(vectors_LRD)))
     # The last row holds the predictions of the layers that the inner folds choose.
     predicted_LR = np.zeros((len(vectors_LRD) + 1, len(rows)), targets_R.dtype)
-    with record_bar("fitting probes") as bar:
+    with status_line("fitting probes") as status:
         for fold, (train, test) in enumerate(outer):
             inner = _folds(kind, rows.iloc[train], seed)
             for layer, vectors_RD in enumerate(vectors_LRD):
-                search = GridSearchCV(probe, grid, scoring=_scored, cv=inner).fit(vectors_RD[train], targets_R[train])
-                inner_KL[fold, layer] = search.best_score_
+                status(f"fitting probes: fold {fold + 1} of {len(outer)}, layer {layer} of {len(vectors_LRD) - 1}")
+                search = GridSearchCV(probe, grid, scoring=_fitted_score, cv=inner)
+                search.fit(vectors_RD[train], targets_R[train])
+                # A correlation with constant predictions is not defined.
+                inner_KL[fold, layer] = np.nan_to_num(search.best_score_)
                 predicted_LR[layer, test] = search.predict(vectors_RD[test])
-                done = fold * len(vectors_LRD) + layer + 1
-                bar(done / inner_KL.size, done)
             predicted_LR[-1, test] = predicted_LR[_best(inner_KL[fold]), test]
     tested = np.concatenate([test for _, test in outer])
     records_R = pd.factorize(rows["record"].iloc[tested])[0]
@@ -127,7 +130,7 @@ def score_layers(
     return _best(inner_KL.mean(0)), metric, choice, table.rename_axis("layer").reset_index()
 
 
-def _folds(kind: Any, rows: pd.DataFrame, seed: int) -> Folds:
+def _folds(kind: Any, rows: pd.DataFrame, seed: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Training and test rows of each fold. No group is in both."""
     if rows["group"].nunique() < FOLDS * FOLDS:
         raise DataError(f"{rows['group'].nunique()} distinct sequences or groups are too few to choose a layer by")
@@ -139,7 +142,7 @@ def _best(inner_L: Floats) -> int:
     return int(inner_L[1:].argmax()) + 1
 
 
-def _scored(fitted: Any, vectors_RD: Floats, targets_R: NDArray) -> float:
+def _fitted_score(fitted: Any, vectors_RD: Floats, targets_R: NDArray) -> float:
     return _metric(fitted.predict(vectors_RD), targets_R)(np.ones(len(targets_R)))
 
 
@@ -165,6 +168,7 @@ def draw(path: Path, table: pd.DataFrame, chosen: int, name: str) -> None:
     with picture(path, 7.0, 4.0, f"Layers of {name}") as figure:
         axes = figure.add_subplot()
         style_steps(axes)
+        axes.margins(x=0.03)  # whole caps of the intervals
         errors = table[metric] - table["low"], table["high"] - table[metric]
         axes.errorbar(table[layer], table[metric], errors, color=BLUE, marker="o", capsize=3, label="held-out, 95 %")
         axes.plot(table[layer], table["inner"], "--", color=ORANGE, label=f"inner folds: layer {chosen} is best")
