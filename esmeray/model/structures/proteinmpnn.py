@@ -1,7 +1,7 @@
 """ProteinMPNN (Dauparas et al. 2022): a structure encoder, and a decoder of sequences in any order.
 
-Tensor names are those of the published weights, so that converted files load strictly. The variant ``ca`` reads CA atoms
-only; vanilla and soluble weights share one architecture, which reads N, CA, C, O and a virtual CB.
+Tensor names are those of the published weights, so that converted files load strictly. The variant ``ca`` reads CA
+atoms only; vanilla and soluble weights share one architecture, which reads N, CA, C, O and a virtual CB.
 
 A residue without all its atoms gets no messages and sends none. Its features are 0.
 
@@ -170,7 +170,7 @@ class Decoding:
 
 
 class _PairFeatures(nn.Module):
-    """Features of pairs: offset along the chain, distances in radial basis functions, and for CA traces orientations."""
+    """Features of pairs: offsets along the chain, radial basis functions of distances, and orientations of CA traces."""
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class _PairFeatures(nn.Module):
 
 
 class _Layer(nn.Module):
-    """What layers of the encoder and the decoder share: an update of residues by messages and a feed-forward network."""
+    """Update of residues by messages and a feed-forward network, in the encoder and in the decoder."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
