@@ -1,6 +1,6 @@
 """ProteinMPNN (Dauparas et al. 2022): a structure encoder, and a decoder of sequences in any order.
 
-Tensor names are those of the published weights, so that converted files load strictly. The variant ``ca`` reads CA
+The tensors have the names of the published weights, so that converted files load strictly. The variant ``ca`` reads CA
 atoms only; vanilla and soluble weights share one architecture, which reads N, CA, C, O and a virtual CB.
 
 A residue without all its atoms gets no messages and sends none. Its features are 0.
@@ -75,11 +75,15 @@ class ProteinMPNNEncoder(nn.Module):
         """Return (T, C) features in the dtype of the weights, 0 for residues without coordinates."""
         return self.graph(batch).hidden
 
+    def known(self, coordinates_T43: Tensor) -> Tensor:
+        """Return (T,) bool, true for residues with all atoms that the variant reads."""
+        return known_residues(coordinates_T43 if self.variant == "backbone" else coordinates_T43[:, 1:2])
+
     def graph(self, batch: PackedBatch) -> Graph:
         """Encode the structures of a batch."""
         dtype = self.W_e.weight.dtype
         coordinates = batch.by_token[COORDINATES].float()
-        known_T = known_residues(coordinates if self.variant == "backbone" else coordinates[:, 1:2])
+        known_T = self.known(coordinates)
         # NaN * 0 is NaN and would reach the gradients of the weights.
         atoms = torch.where(known_T[:, None, None], coordinates, 0.0)
         neighbours = nearest(atoms[:, 1], known_T, batch, self.neighbours)
@@ -103,7 +107,7 @@ class ProteinMPNN(ProteinMPNNEncoder):
 
 
 class Decoding:
-    """Sequences of encoded structures, of which some residues have letters.
+    """Sequences of encoded structures; some of their residues have letters.
 
     A residue sees the letters and states of the neighbours that come before it, and only the structure of the others.
 
@@ -132,9 +136,9 @@ class Decoding:
             for layer in model.decoder_layers
         ]
 
-    def ready(self, waiting_R: Tensor) -> Tensor:
-        """Return the rows (M,) among those without letters whose earlier neighbours all have letters."""
-        return (waiting_R & ~(waiting_R[self._others] & self._earlier).any(1)).nonzero()[:, 0]
+    def blocked(self, waiting_R: Tensor) -> Tensor:
+        """Return (R,) bool, true for residues with an earlier neighbour that waits for its letter."""
+        return (waiting_R[self._others] & self._earlier).any(1)
 
     def logits(self, rows_M: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return (M, 21) logits of ready rows, and their (M, C) states for :meth:`decide`."""
@@ -170,7 +174,7 @@ class Decoding:
 
 
 class _PairFeatures(nn.Module):
-    """Features of pairs: offsets along the chain, radial basis functions of distances, and orientations of CA traces."""
+    """Features of pairs: offsets along the chain, distances in radial basis functions, and frames of CA traces."""
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
