@@ -95,7 +95,7 @@ class AutoregressiveDesigner:
         return self._model.graph(batch), torch.from_numpy(rows).to(self.device)
 
     def _draws(self, requests: Sequence[Request], generators: Sequence[torch.Generator]) -> list[Tensor]:
-        """Return groups, kept, designed, (R, 20) bias, ranks, (G, 20) random numbers and temperatures, (R,) if not said."""
+        """Return (R,) groups, kept, designed, (R, 20) bias, (R,) ranks, (G, 20) random numbers, (R,) temperatures."""
         columns: list[list[Tensor]] = []
         num_groups = 0
         for request, generator in zip(requests, generators, strict=True):
