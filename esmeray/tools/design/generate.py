@@ -12,7 +12,8 @@ A high recovery is not designability: fold the sequences with a folding model an
 
 fix takes residue numbers of the structure's file, with insertion codes: 57, 52A, -2, 10-20; in a complex, A:57. '#13'
 counts along the chain from 1. Fixed residues keep the structure's amino acid. They are listed in the header of each
-design and in probabilities.tsv. A file of biases uses the same notation. tie A,B gives two chains of a complex the same residues.
+design and in probabilities.tsv. A file of biases uses the same notation. tie A,B gives two chains of a complex the same
+residues.
 
 Examples:
   esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.output designs
