@@ -10,7 +10,6 @@ Shape legend: T residues of the structures, R residues of all designs, M residue
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,8 +21,6 @@ from esmeray.dataset.packed_batch import CHAINS, COORDINATES, NUMBERS, PackedBat
 from esmeray.dataset.structures.store import Structure, chain_positions
 from esmeray.dataset.tokens.esm import VOCABULARY, packed_from_tokens
 from esmeray.inference.design.sampling import AMINO_ACID_IDS, Request, drawn_residues
-from esmeray.model.device import check_device, choose_device
-from esmeray.model.export.proteinmpnn_weights import open_proteinmpnn
 from esmeray.model.structures.proteinmpnn import LETTERS, ProteinMPNN, decode
 
 _NUM_LETTERS = len(AMINO_ACIDS)
@@ -111,15 +108,6 @@ class AutoregressiveDesigner:
         graph = self._model.graph(structures_batch(distinct).to(self.device))
         decode(self._model, graph, torch.from_numpy(rows).to(self.device), ranks_R, groups_R, choose)
         return letters_R, log_p_R20, kept_R
-
-
-def open_autoregression(path: Path, device: str | None) -> AutoregressiveDesigner:
-    """Open converted weights or a .pt file of ProteinMPNN. Raises ConfigError for an unavailable device."""
-    if device is not None:
-        check_device(device)
-    model, settings = open_proteinmpnn(path)
-    target = choose_device() if device is None else torch.device(device)
-    return AutoregressiveDesigner(model.to(target), f"{settings.name} ({settings.license} license)")
 
 
 def structures_batch(structures: Sequence[Structure]) -> PackedBatch:

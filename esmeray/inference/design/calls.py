@@ -25,8 +25,7 @@ from esmeray.dataset.structures.conversion import check_ids, find_structure_file
 from esmeray.dataset.structures.store import Structure, StructureCounts
 from esmeray.inference.design.positions import bias_of, fixed_positions, read_bias, tied_positions
 from esmeray.inference.models.source import exported_by, find_model
-from esmeray.model.export.exported_folder import task_of
-from esmeray.model.export.proteinmpnn_weights import TASK as PROTEINMPNN
+from esmeray.model.export import proteinmpnn_weights
 from esmeray.model.export.proteinmpnn_weights import published_weights
 from esmeray.train_config.section import DEFAULT_TOKENS, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
@@ -204,7 +203,7 @@ def exported_design(source: str | Path) -> Path:
     if weights is not None:
         return weights
     located = find_model(source)
-    return located.folder if located.task == PROTEINMPNN else exported_by(TASK, source)
+    return located.folder if located.task == proteinmpnn_weights.TASK else exported_by(TASK, source)
 
 
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
@@ -229,12 +228,9 @@ def load_model(source: str | Path, options: DesignModelSection) -> "tuple[Design
     Raises ConfigError for an unknown label, an unavailable device, or a setting that the model does not have.
     """
     from esmeray.dataset.packed_batch import NO_LABEL
-    from esmeray.inference.design.autoregression import open_autoregression
-    from esmeray.inference.design.denoising import open_denoiser
+    from esmeray.inference.design.opening import open_designer
 
-    path = exported_design(source)
-    is_diffusion = path.is_dir() and task_of(path) == TASK
-    model = (open_denoiser if is_diffusion else open_autoregression)(path, options.device)
+    model = open_designer(exported_design(source), options.device)
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"label {options.label}: the model's labels are {known}")

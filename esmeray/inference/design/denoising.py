@@ -10,8 +10,6 @@ Shape legend: L residues of the structure, T tokens of a batch, C designs of a b
 
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +22,6 @@ from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, 
 from esmeray.dataset.structures.store import Structure, chain_positions
 from esmeray.dataset.tokens.esm import MASK, pack_sequences
 from esmeray.inference.design.sampling import AMINO_ACID_IDS, Request, drawn_residues
-from esmeray.inference.models.opening import open_model
 from esmeray.tasks.diffusion.data import hidden_share
 from esmeray.tasks.diffusion.model import SequenceDiffusion
 
@@ -99,12 +96,6 @@ class Denoiser:
             rows[now] = ids[drawn[:, groups_L]][now]
             probabilities[now] = log_p.exp()[:, groups_L][now]
         return rows.flatten(), probabilities.flatten(0, 1)
-
-
-def open_denoiser(folder: Path, device: str | None) -> Denoiser:
-    """Open an exported model of sequence diffusion."""
-    model: Any = open_model(folder, device=device, heads=["diffusion"]).heads["diffusion"]
-    return Denoiser(model)
 
 
 def structure_batch(structure: Structure, sequences: Sequence[str], label: int = NO_LABEL) -> PackedBatch:

@@ -107,6 +107,20 @@ class ProteinMPNN(ProteinMPNNEncoder):
         self.decoder_layers = nn.ModuleList(_DecoderLayer() for _ in range(_LAYERS))
         self.W_out = nn.Linear(CHANNELS, len(LETTERS))
 
+    def states(self, graph: Graph) -> Tensor:
+        """Return (T, C) states of the decoder before any residue has a letter. Gradients reach all weights in use."""
+        indices, known = graph.neighbours
+        hidden = graph.hidden
+        for layer in self.decoder_layers:
+            before, others = hidden, layer(_OTHER, graph.hidden)
+
+            def updated(rows: Tensor, layer=layer, before=before, others=others) -> Tensor:
+                seen = layer(_PAIR, graph.pairs[rows]) + functional.embedding(indices[rows], others)
+                return layer.updated(before[rows], layer(_OWN, before[rows])[:, None] + seen, known[rows])
+
+            hidden = _in_blocks(updated, before)
+        return hidden
+
 
 def decode(
     model: ProteinMPNN,

@@ -80,6 +80,9 @@ def test_a_residue_sees_the_letters_before_it_only():
     letters[middle] = (letters[middle] + 1) % 20
     changed = (decoded(small_model(), structures, letters, ranks) - before).abs().amax(1) > 1e-4
     assert changed.any() and (ranks[changed] > ranks[middle]).all()
+    model = small_model()
+    unseen = model.W_out(model.states(model.graph(structures_batch(structures)))).log_softmax(-1)
+    torch.testing.assert_close(unseen, decoded(model, structures, letters, torch.zeros(length)), rtol=1e-4, atol=1e-4)
 
 
 def test_the_encoder_can_be_trained():
