@@ -14,7 +14,7 @@ structure), M of these rows, P points of a residue whose distances are features.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ class ProteinMPNN(ProteinMPNNEncoder):
     def __init__(self, variant: Variant = "backbone", neighbours: int = NEIGHBOURS) -> None:
         super().__init__(variant, neighbours)
         self.W_s = nn.Embedding(len(LETTERS), CHANNELS)
-        self.decoder_layers = nn.ModuleList(_DecoderLayer() for _ in range(_LAYERS))
+        self.decoder_layers: Any = nn.ModuleList(_DecoderLayer() for _ in range(_LAYERS))
         self.W_out = nn.Linear(CHANNELS, len(LETTERS))
 
     def states(self, graph: Graph) -> Tensor:
@@ -112,13 +112,11 @@ class ProteinMPNN(ProteinMPNNEncoder):
         indices, known = graph.neighbours
         hidden = graph.hidden
         for layer in self.decoder_layers:
-            before, others = hidden, layer(_OTHER, graph.hidden)
-
-            def updated(rows: Tensor, layer=layer, before=before, others=others) -> Tensor:
+            others, blocks = layer(_OTHER, graph.hidden), []
+            for rows in torch.arange(len(hidden), device=hidden.device).split(_ROWS):
                 seen = layer(_PAIR, graph.pairs[rows]) + functional.embedding(indices[rows], others)
-                return layer.updated(before[rows], layer(_OWN, before[rows])[:, None] + seen, known[rows])
-
-            hidden = _in_blocks(updated, before)
+                blocks.append(layer.updated(hidden[rows], layer(_OWN, hidden[rows])[:, None] + seen, known[rows]))
+            hidden = torch.cat(blocks)
         return hidden
 
 
@@ -149,7 +147,7 @@ def decode(
     # A layer's table has the states of the structures first, then the states of the residues with letters.
     index_Rk = torch.where(earlier_Rk, num_rows + others_Rk, in_graph_Rk)
     layers = model.decoder_layers
-    pairs = [_in_blocks(lambda rows, n=n: layers[n](_PAIR, graph.pairs[rows]), graph.hidden) for n in range(_LAYERS)]
+    pairs = [torch.cat([layer(_PAIR, block) for block in graph.pairs.split(_ROWS)]) for layer in layers]
     tables = [functional.pad(layer(_OTHER, graph.hidden), (0, 0, 0, len(rows_R))) for layer in layers]
     waiting_R = torch.ones_like(rows_R, dtype=torch.bool)
     while waiting_R.any():
@@ -172,7 +170,7 @@ class _PairFeatures(nn.Module):
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
-        self.variant, self.pairs = variant, [(int(a), int(b)) for a, b in _POINT_PAIRS[variant].split()]
+        self.variant, self.pairs = variant, [(int(pair[0]), int(pair[1])) for pair in _POINT_PAIRS[variant].split()]
         inputs = _OFFSET_CHANNELS + len(_RADII) * len(self.pairs) + (_ORIENTATIONS if variant == "ca" else 0)
         self.embeddings = nn.ModuleDict({"linear": nn.Linear(_OTHER_CHAIN + 1, _OFFSET_CHANNELS)})
         self.edge_embedding = nn.Linear(inputs, CHANNELS, bias=False)
@@ -202,7 +200,7 @@ class _PairFeatures(nn.Module):
         chains_T, numbers_T = batch.by_token[CHAINS], batch.by_token.get(NUMBERS, batch.positions)
         offsets = (numbers_T[rows_M, None] - numbers_T[others_Mk]).clamp(-_MAX_OFFSET, _MAX_OFFSET) + _MAX_OFFSET
         offsets = offsets.masked_fill(chains_T[rows_M, None] != chains_T[others_Mk], _OTHER_CHAIN)
-        linear = self.embeddings["linear"]
+        linear: Any = self.embeddings["linear"]
         return functional.embedding(offsets, linear.weight.T + linear.bias)
 
 
