@@ -29,11 +29,12 @@ from esmeray.tasks.diffusion.model import SequenceDiffusion
 class Denoiser:
     """Designer by sequence diffusion; see :class:`~esmeray.inference.design.sampling.Designer`."""
 
-    weights, draws = "", 16
+    draws = 16
     unsupported: tuple[str, ...] = ()
 
     def __init__(self, model: SequenceDiffusion) -> None:
         self._model, self.labels, self.device = model, model.labels, next(model.parameters()).device
+        self.weights = "" if model.encoder_weights is None else model.encoder_weights.title
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
         # Residues without coordinates are designed from the others.

@@ -24,6 +24,7 @@ from esmeray.model.structures.geometry import (
     pair_features,
     residue_features,
 )
+from esmeray.model.structures.proteinmpnn import CHANNELS, ProteinMPNNEncoder
 
 
 class StructureEncoder(nn.Module):
@@ -57,6 +58,20 @@ class StructureEncoder(nn.Module):
             run = partial(checkpoint, layer, use_reentrant=False) if self._checkpointing else layer
             hidden_TH, pairs_TkH = run(hidden_TH, pairs_TkH, neighbours)
         return torch.where(known_T[:, None], hidden_TH, self.unknown)
+
+
+class TrainedEncoder(nn.Module):
+    """Encoder with trained weights of ProteinMPNN, fine-tuned or ``frozen``."""
+
+    def __init__(self, network: ProteinMPNNEncoder, *, frozen: bool) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(not frozen)
+        self.unknown = nn.Parameter(torch.zeros(CHANNELS))  # as in StructureEncoder
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Return (T, H) features in the dtype of the weights."""
+        known_T = self.network.known(batch.by_token[COORDINATES])
+        return torch.where(known_T[:, None], self.network(batch), self.unknown)
 
 
 class _Layer(nn.Module):

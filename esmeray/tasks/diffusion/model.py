@@ -10,6 +10,7 @@ encoder, K tokens of the vocabulary.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,10 @@ from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import drawn, residue_masked_lm
 from esmeray.model.export.exported_folder import read_settings_of, write_settings
+from esmeray.model.export.proteinmpnn_weights import WeightsSettings, open_proteinmpnn
 from esmeray.model.section import BackboneSection
-from esmeray.model.structures.encoder import StructureEncoder
+from esmeray.model.structures.encoder import StructureEncoder, TrainedEncoder
+from esmeray.model.structures.proteinmpnn import ProteinMPNNEncoder
 from esmeray.model.task_model import Card, TaskOutput, scalar_sums
 from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.tasks.masked_lm.model import MaskedLM, hidden_residues, residue_metrics, residue_sums
@@ -53,12 +56,24 @@ class SequenceDiffusion(MaskedLM):
     saved_apart = ("backbone.", "lm_head.")
 
     def __init__(
-        self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
+        self,
+        backbone: PackedBackbone,
+        lm_head: nn.Module,
+        section: DiffusionSection,
+        labels: tuple[str, ...] = (),
+        trained_encoder: tuple[ProteinMPNNEncoder, WeightsSettings] | None = None,
     ) -> None:
         super().__init__(backbone, lm_head)
         self.section, self.labels = section, labels
         channels = section.encoder.hidden_size
-        self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
+        checkpointing = bool(backbone.gradient_checkpointing)
+        self.structure_encoder: StructureEncoder | TrainedEncoder
+        self.encoder_weights: WeightsSettings | None = None
+        if trained_encoder is None:
+            self.structure_encoder = StructureEncoder(section.encoder, checkpointing=checkpointing)
+        else:
+            network, self.encoder_weights = trained_encoder
+            self.structure_encoder = TrainedEncoder(network, frozen=section.encoder.frozen)
         self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # row 0: no label, or label dropped in training
         self.adapter = _Adapter(
             backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
@@ -69,9 +84,11 @@ class SequenceDiffusion(MaskedLM):
         cls, section: ModelSection, seed: int, labels: tuple[str, ...] = (), *, empty: bool = False
     ) -> "SequenceDiffusion":
         """Build the model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
+        source = section.diffusion.encoder.source
+        trained_encoder = None if source is None else _trained_encoder(source)
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
         with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
-            return cls(backbone, head, section.diffusion, labels).train()
+            return cls(backbone, head, section.diffusion, labels, trained_encoder).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
         """Compute the weighted cross entropy, summed over the targets.
@@ -135,11 +152,15 @@ class SequenceDiffusion(MaskedLM):
             "backbone structure. config.json describes the language model only, without the structure "
             "encoder.\n"
         )
+        if self.encoder_weights is not None:
+            description += f"\nThe structure encoder was trained from {self.encoder_weights.title}.\n"
         return Card(None, ("inverse-folding",), description, _OPENING)
 
     def save(self, folder: Path) -> None:
         self.save_own_weights(folder / WEIGHTS_FILE)
-        write_settings(folder / CONFIG_FILE, {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels})
+        weights = self.encoder_weights and self.encoder_weights.model_dump()
+        settings = {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels, "encoder": weights}
+        write_settings(folder / CONFIG_FILE, settings)
 
     def _logits(
         self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch, positions_M: Tensor | None = None
@@ -156,16 +177,32 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
     folder = expanded(folder).absolute()
-    section, labels = read_settings_of(
-        folder / CONFIG_FILE,
-        "model of sequence diffusion",
-        lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
+    section, labels, trained_encoder = read_settings_of(
+        folder / CONFIG_FILE, "model of sequence diffusion", _parsed_settings
     )
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with drawn(0):  # random weights are overwritten; the caller's random state must not change
-        model = SequenceDiffusion(backbone, head, section, labels)
+        model = SequenceDiffusion(backbone, head, section, labels, trained_encoder)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()
+
+
+def _trained_encoder(source: str) -> tuple[ProteinMPNNEncoder, WeightsSettings]:
+    network, weights = open_proteinmpnn(source)
+    encoder = ProteinMPNNEncoder(weights.variant, weights.neighbours)
+    encoder.load_state_dict(network.state_dict(), strict=False)  # without the decoder
+    return encoder, weights
+
+
+def _parsed_settings(
+    settings: dict[str, Any],
+) -> tuple[DiffusionSection, tuple[str, ...], tuple[ProteinMPNNEncoder, WeightsSettings] | None]:
+    section, labels = DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
+    # Missing in older exports. The weights of the encoder are in the export, so that their source is not needed.
+    if settings.get("encoder") is None:
+        return section, labels, None
+    weights = WeightsSettings.model_validate(settings["encoder"])
+    return section, labels, (ProteinMPNNEncoder(weights.variant, weights.neighbours), weights)
 
 
 def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:
