@@ -8,6 +8,7 @@ from esmeray.dataset.section import DataSection, StructuresSection
 from esmeray.dataset.structures.conversion import convert_structures
 from esmeray.dataset.structures.sample import sample_structures
 from esmeray.dataset.structures.store import Structure, StructureStore
+from esmeray.tasks.section import ModelSection
 
 THREE = {
     **{"A": "ALA", "C": "CYS", "D": "ASP", "E": "GLU", "F": "PHE", "G": "GLY", "H": "HIS", "I": "ILE", "K": "LYS"},
@@ -60,6 +61,13 @@ def structure_store(folder: Path, number: int = 12, **settings: object) -> Struc
     return StructureStore(folder)
 
 
+TINY_DIFFUSION = ModelSection.model_validate(
+    {
+        "task": "diffusion",
+        "backbone": {"source": "esm2_t6_8M", "layers": 2, "hidden_size": 32, "heads": 4},
+        "diffusion": {"adapter_size": 16, "encoder": {"hidden_size": 16, "layers": 2, "neighbours": 8}},
+    }
+)
 EACH = StructuresSection()
 
 

@@ -13,16 +13,7 @@ from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.model import SequenceDiffusion, open_diffusion
 from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.tasks.masked_lm.model import MaskedLM
-from esmeray.tasks.section import ModelSection
-from tests.structures import structure_store
-
-SECTION = ModelSection.model_validate(
-    {
-        "task": "diffusion",
-        "backbone": {"source": "esm2_t6_8M", "layers": 2, "hidden_size": 32, "heads": 4},
-        "diffusion": {"adapter_size": 16, "encoder": {"hidden_size": 16, "layers": 2, "neighbours": 8}},
-    }
-)
+from tests.structures import TINY_DIFFUSION, structure_store
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +25,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> PackedBatch:
 
 def trained(labels: tuple[str, ...] = ()) -> SequenceDiffusion:
     """A model with a nonzero adapter."""
-    model = SequenceDiffusion.build(SECTION, 0, labels).eval()
+    model = SequenceDiffusion.build(TINY_DIFFUSION, 0, labels).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -43,7 +34,7 @@ def trained(labels: tuple[str, ...] = ()) -> SequenceDiffusion:
 
 
 def test_a_new_model_predicts_as_its_language_model_does(batch: PackedBatch):
-    model, plain = SequenceDiffusion.build(SECTION, 0).eval(), MaskedLM.build(SECTION, 0).eval()
+    model, plain = SequenceDiffusion.build(TINY_DIFFUSION, 0).eval(), MaskedLM.build(TINY_DIFFUSION, 0).eval()
     with torch.no_grad():
         torch.testing.assert_close(model.logits(batch, model.conditions(batch)), plain.lm_head(plain.backbone(batch)))
 

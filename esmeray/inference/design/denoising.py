@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
@@ -34,6 +34,7 @@ class Denoiser:
 
     def __init__(self, model: SequenceDiffusion) -> None:
         self._model, self.labels, self.device = model, model.labels, next(model.parameters()).device
+        self.network: nn.Module = model
         self.weights = "" if model.encoder_weights is None else model.encoder_weights.title
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:

@@ -52,7 +52,6 @@ class SequenceDiffusion(MaskedLM):
     """
 
     task = "diffusion"
-    not_served = "sequence diffusion models can't be served; use 'esmeray design generate SOURCE'"
     saved_apart = ("backbone.", "lm_head.")
 
     def __init__(
