@@ -71,6 +71,17 @@ TINY_DIFFUSION = ModelSection.model_validate(
 EACH = StructuresSection()
 
 
+def save_proteinmpnn(path: Path) -> Path:
+    """Save random weights of ProteinMPNN in the format of the published ones."""
+    import torch
+
+    from esmeray.model.structures.proteinmpnn import ProteinMPNN
+
+    torch.manual_seed(0)
+    torch.save({"num_edges": 8, "noise_level": 0.2, "model_state_dict": ProteinMPNN().state_dict()}, path)
+    return path
+
+
 def save_esmfold(folder: Path) -> Path:
     """Save an ESMFold with two layers, one block and random weights."""
     import torch

@@ -24,7 +24,7 @@ from esmeray.model.structures.geometry import (
     pair_features,
     residue_features,
 )
-from esmeray.model.structures.proteinmpnn import CHANNELS, ProteinMPNNEncoder
+from esmeray.model.structures.proteinmpnn import CHANNELS, Decoding, ProteinMPNN
 
 
 class StructureEncoder(nn.Module):
@@ -61,17 +61,27 @@ class StructureEncoder(nn.Module):
 
 
 class TrainedEncoder(nn.Module):
-    """Encoder with trained weights of ProteinMPNN, fine-tuned or ``frozen``."""
+    """Features of structures by trained weights of ProteinMPNN, fine-tuned or ``frozen``.
 
-    def __init__(self, network: ProteinMPNNEncoder, *, frozen: bool) -> None:
+    The features are the states of its decoder before any residue has a letter. They predict residues better than the
+    states of its encoder; see docs/structdiff.md.
+    """
+
+    def __init__(self, network: ProteinMPNN, *, frozen: bool) -> None:
         super().__init__()
         self.network = network.requires_grad_(not frozen)
+        network.W_out.requires_grad_(False)  # not used
         self.unknown = nn.Parameter(torch.zeros(CHANNELS))  # as in StructureEncoder
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Return (T, H) features in the dtype of the weights."""
+        graph = self.network.graph(batch)
+        rows_T = torch.arange(batch.num_tokens, device=graph.hidden.device)
+        # With equal ranks, residues see the structure and no letters.
+        equal_T = torch.zeros_like(rows_T)
+        states_TH = Decoding(self.network, graph, rows_T, equal_T).all_states(equal_T)
         known_T = self.network.known(batch.by_token[COORDINATES])
-        return torch.where(known_T[:, None], self.network(batch), self.unknown)
+        return torch.where(known_T[:, None], states_TH, self.unknown)
 
 
 class _Layer(nn.Module):

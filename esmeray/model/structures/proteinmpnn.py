@@ -157,6 +157,10 @@ class Decoding:
 
     def all_logits(self, letters_R: Tensor) -> Tensor:
         """Return (R, 21) logits of all residues, given the letters of those before each."""
+        return self._model.W_out(self.all_states(letters_R))
+
+    def all_states(self, letters_R: Tensor) -> Tensor:
+        """Return (R, C) states of all residues, given the letters of those before each."""
         letters, hidden = self._model.W_s(letters_R), self._graph.hidden[self._rows]
         for number, layer in enumerate(self._model.decoder_layers):
             # A new table, because autograd needs the old one.
@@ -164,7 +168,7 @@ class Decoding:
             self._tables[number] = torch.cat([self._tables[number][: len(self._graph.hidden)], states])
             before = hidden
             hidden = _in_blocks(lambda rows, n=number, h=before: self._layer(n, h[rows], rows), hidden)
-        return self._model.W_out(hidden)
+        return hidden
 
     def _layer(self, number: int, hidden_MC: Tensor, rows_M: Tensor) -> Tensor:
         in_graph_M = self._rows[rows_M]

@@ -26,7 +26,7 @@ from esmeray.model.export.exported_folder import read_settings_of, write_setting
 from esmeray.model.export.proteinmpnn_weights import WeightsSettings, open_proteinmpnn
 from esmeray.model.section import BackboneSection
 from esmeray.model.structures.encoder import StructureEncoder, TrainedEncoder
-from esmeray.model.structures.proteinmpnn import ProteinMPNNEncoder
+from esmeray.model.structures.proteinmpnn import ProteinMPNN
 from esmeray.model.task_model import Card, TaskOutput, scalar_sums
 from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.tasks.masked_lm.model import MaskedLM, hidden_residues, residue_metrics, residue_sums
@@ -60,7 +60,7 @@ class SequenceDiffusion(MaskedLM):
         lm_head: nn.Module,
         section: DiffusionSection,
         labels: tuple[str, ...] = (),
-        trained_encoder: tuple[ProteinMPNNEncoder, WeightsSettings] | None = None,
+        trained_encoder: tuple[ProteinMPNN, WeightsSettings] | None = None,
     ) -> None:
         super().__init__(backbone, lm_head)
         self.section, self.labels = section, labels
@@ -84,7 +84,7 @@ class SequenceDiffusion(MaskedLM):
     ) -> "SequenceDiffusion":
         """Build the model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
         source = section.diffusion.encoder.source
-        trained_encoder = None if source is None else _trained_encoder(source)
+        trained_encoder = None if source is None else open_proteinmpnn(source)
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
         with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
             return cls(backbone, head, section.diffusion, labels, trained_encoder).train()
@@ -186,22 +186,15 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     return model.eval()
 
 
-def _trained_encoder(source: str) -> tuple[ProteinMPNNEncoder, WeightsSettings]:
-    network, weights = open_proteinmpnn(source)
-    encoder = ProteinMPNNEncoder(weights.variant, weights.neighbours)
-    encoder.load_state_dict(network.state_dict(), strict=False)  # without the decoder
-    return encoder, weights
-
-
 def _parsed_settings(
     settings: dict[str, Any],
-) -> tuple[DiffusionSection, tuple[str, ...], tuple[ProteinMPNNEncoder, WeightsSettings] | None]:
+) -> tuple[DiffusionSection, tuple[str, ...], tuple[ProteinMPNN, WeightsSettings] | None]:
     section, labels = DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
     # Missing in older exports. The weights of the encoder are in the export, so that their source is not needed.
     if settings.get("encoder") is None:
         return section, labels, None
     weights = WeightsSettings.model_validate(settings["encoder"])
-    return section, labels, (ProteinMPNNEncoder(weights.variant, weights.neighbours), weights)
+    return section, labels, (ProteinMPNN(weights.variant, weights.neighbours), weights)
 
 
 def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:

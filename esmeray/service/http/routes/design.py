@@ -84,6 +84,8 @@ def _orders(body: DesignBody, limits: LimitsSection) -> tuple[list[DesignOrder],
             residues = body.number * sum(len(structure.residues) for structure in structures)
             check_number(body.number * len(structures), "sequences", limits)
             check_number(residues, "residues", limits)
+            if max(len(structure.residues) for structure in structures) > limits.sequence_residues:
+                raise DataError(f"structure: a chain has more than {limits.sequence_residues:,} residues")
             options = [
                 (
                     fixed_positions(body.fix, structure, "fix")[0],
