@@ -133,7 +133,7 @@ class ModelReplica(Replica):
     def _warm_up(self) -> None:
         """Run small batches, since some kernels are compiled at first use."""
         output = next(iter(self._computer.about.outputs))
-        if output == DESIGNS:  # its kernels are those of any structure
+        if output == DESIGNS:  # nothing is compiled for designs
             return
         items = self._computer.items(output, [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS])
         for batch in (items[:1], items[1:], items):

@@ -1,4 +1,4 @@
-"""Designs over HTTP are those of design generate; what a structure lacks and what is too much is refused in a line."""
+"""Designs over HTTP equal the designs of design generate. What does not fit is refused in one line."""
 
 import io
 from pathlib import Path
