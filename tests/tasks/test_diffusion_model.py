@@ -104,7 +104,7 @@ def test_the_size_of_trained_weights_can_not_be_set():
     for encoder, words in [
         (
             {"source": "proteinmpnn", "layers": 2, "neighbours": 9},
-            "layers, neighbours can't be set, because the weights of source",
+            "layers, neighbours can't be set, because the weights",
         ),
         ({"frozen": True}, "frozen can't be set, because there is no source"),
     ]:
