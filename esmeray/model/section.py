@@ -109,6 +109,6 @@ class StructureEncoderSection(Section):
         # Compare values: a stored config has all settings.
         wrong = sorted(own & self.model_dump(exclude_defaults=True).keys())
         if wrong:
-            reason = "the weights of source determine the size" if self.source else "there is no source of trained weights"
+            reason = "the weights of source determine the size" if self.source else "there is no source of weights"
             raise ValueError(f"{', '.join(wrong)} can't be set, because {reason}; remove it")
         return self

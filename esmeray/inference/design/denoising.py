@@ -35,7 +35,8 @@ class Denoiser:
     def __init__(self, model: SequenceDiffusion) -> None:
         self._model, self.labels, self.device = model, model.labels, next(model.parameters()).device
         self.network: nn.Module = model
-        self.weights = "" if model.encoder_weights is None else model.encoder_weights.title
+        weights = model.encoder_weights
+        self.weights = "" if weights is None else weights.title
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
         # Residues without coordinates are designed from the others.

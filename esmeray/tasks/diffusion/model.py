@@ -10,9 +10,9 @@ encoder, K tokens of the vocabulary.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,6 +34,7 @@ from esmeray.tasks.section import ModelSection
 
 WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
+_EncoderWeights: TypeAdapter[WeightsSettings | None] = TypeAdapter(WeightsSettings | None)
 
 _OPENING = """```python
 from esmeray.tasks.diffusion.model import open_diffusion
@@ -66,13 +67,12 @@ class SequenceDiffusion(MaskedLM):
         self.section, self.labels = section, labels
         channels = section.encoder.hidden_size
         checkpointing = bool(backbone.gradient_checkpointing)
-        self.structure_encoder: StructureEncoder | TrainedEncoder
-        self.encoder_weights: WeightsSettings | None = None
-        if trained_encoder is None:
-            self.structure_encoder = StructureEncoder(section.encoder, checkpointing=checkpointing)
-        else:
-            network, self.encoder_weights = trained_encoder
-            self.structure_encoder = TrainedEncoder(network, frozen=section.encoder.frozen)
+        network, self.encoder_weights = trained_encoder or (None, None)
+        self.structure_encoder = (
+            StructureEncoder(section.encoder, checkpointing=checkpointing)
+            if network is None
+            else TrainedEncoder(network, frozen=section.encoder.frozen)
+        )
         self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # row 0: no label, or label dropped in training
         self.adapter = _Adapter(
             backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
@@ -151,8 +151,8 @@ class SequenceDiffusion(MaskedLM):
             "backbone structure. config.json describes the language model only, without the structure "
             "encoder.\n"
         )
-        if self.encoder_weights is not None:
-            description += f"\nThe structure encoder was trained from {self.encoder_weights.title}.\n"
+        if weights := self.encoder_weights:
+            description += f"\nThe structure encoder was trained from {weights.title}.\n"
         return Card(None, ("inverse-folding",), description, _OPENING)
 
     def save(self, folder: Path) -> None:
@@ -176,25 +176,22 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
     folder = expanded(folder).absolute()
-    section, labels, trained_encoder = read_settings_of(
-        folder / CONFIG_FILE, "model of sequence diffusion", _parsed_settings
+    section, labels, weights = read_settings_of(
+        folder / CONFIG_FILE,
+        "model of sequence diffusion",
+        lambda settings: (
+            DiffusionSection.model_validate(settings["diffusion"]),
+            tuple(settings["labels"]),
+            _EncoderWeights.validate_python(settings.get("encoder")),  # missing in older exports
+        ),
     )
+    # The export has the weights, so that their source is not needed.
+    trained_encoder = None if weights is None else (ProteinMPNN(weights.variant, weights.neighbours), weights)
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with drawn(0):  # random weights are overwritten; the caller's random state must not change
         model = SequenceDiffusion(backbone, head, section, labels, trained_encoder)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()
-
-
-def _parsed_settings(
-    settings: dict[str, Any],
-) -> tuple[DiffusionSection, tuple[str, ...], tuple[ProteinMPNN, WeightsSettings] | None]:
-    section, labels = DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])
-    # Missing in older exports. The weights of the encoder are in the export, so that their source is not needed.
-    if settings.get("encoder") is None:
-        return section, labels, None
-    weights = WeightsSettings.model_validate(settings["encoder"])
-    return section, labels, (ProteinMPNN(weights.variant, weights.neighbours), weights)
 
 
 def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:

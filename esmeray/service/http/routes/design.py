@@ -8,7 +8,7 @@ from typing import Annotated
 import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
@@ -33,12 +33,12 @@ class DesignBody(Body):
     model: str | None = Field(default=None, description="Default: the first of GET /v1/models.")
     structure: str = Field(max_length=STRUCTURE_LETTERS, description="Text of a PDB or mmCIF file.")
     chains: str = Field(default="each", description="Chains to design: each, first, complex, or names, e.g. A,B.")
-    number: PositiveInt = Field(default=1, description="Number of designs per structure.")
+    number: int = Field(default=1, ge=1, description="Number of designs per structure.")
     fix: str = Field(default="", description="Residues that keep their amino acid, by the file's numbers, e.g. 1-10.")
     omit: str = Field(default="", pattern=f"^[{AMINO_ACIDS}]{{0,19}}$", description="Amino acids to exclude, e.g. CM.")
     tie: str = Field(default="", description="Chains of a complex that get the same residues, e.g. A,B.")
-    temperature: NonNegativeFloat = Field(default=0.1, allow_inf_nan=False, description="0: the likeliest residue.")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of the random draws.")
+    temperature: float = Field(default=0.1, ge=0, allow_inf_nan=False, description="0: the likeliest residue.")
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Seed of the random draws.")
 
 
 @router.post("/v1/design", name="design", openapi_extra=documented(DesignBody, fasta=False))
