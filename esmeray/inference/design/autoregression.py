@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.dataset.packed_batch import CHAINS, COORDINATES, NUMBERS
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, NUMBERS, PackedBatch
 from esmeray.dataset.structures.store import Structure, chain_positions
 from esmeray.dataset.tokens.esm import VOCABULARY, packed_from_tokens
 from esmeray.inference.design.sampling import AMINO_ACID_IDS, Request, drawn_residues
@@ -85,15 +85,8 @@ class AutoregressiveDesigner:
         lengths = np.array([len(structure.residues) for structure in distinct])
         rows_of = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
         rows_by_id = {id(structure): rows for structure, rows in zip(distinct, rows_of, strict=True)}
-        arrays = {
-            COORDINATES: np.concatenate([structure.coordinates for structure in distinct]),
-            CHAINS: np.concatenate([structure.chains for structure in distinct]).astype(np.int64),
-            NUMBERS: np.concatenate([chain_positions(structure.packed_numbers) for structure in distinct]),
-        }
-        by_token = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        batch = packed_from_tokens(np.zeros(lengths.sum(), np.int64), lengths, by_token=by_token).to(self.device)
         rows = np.concatenate([rows_by_id[id(structure)] for structure in structures])
-        return self._model.graph(batch), torch.from_numpy(rows).to(self.device)
+        return self._model.graph(structures_batch(distinct).to(self.device)), torch.from_numpy(rows).to(self.device)
 
     def _draws(self, requests: Sequence[Request], generators: Sequence[torch.Generator]) -> list[Tensor]:
         """Return (R,) groups, kept, designed, (R, 20) bias, (R,) ranks, (G, 20) random numbers, (R,) temperatures."""
@@ -116,6 +109,18 @@ class AutoregressiveDesigner:
             columns.append([groups_L + num_groups, kept_L, designed_L, bias, keys_G[groups_L], uniform, temperature])
             num_groups += G
         return [torch.cat(column).to(self.device) for column in zip(*columns, strict=True)]
+
+
+def structures_batch(structures: Sequence[Structure]) -> PackedBatch:
+    """Pack structures without special tokens. The tokens are 0, since the encoder does not read them."""
+    lengths = np.array([len(structure.residues) for structure in structures])
+    arrays = {
+        COORDINATES: np.concatenate([structure.coordinates for structure in structures]),
+        CHAINS: np.concatenate([structure.chains for structure in structures]).astype(np.int64),
+        NUMBERS: np.concatenate([chain_positions(structure.packed_numbers) for structure in structures]),
+    }
+    by_token = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return packed_from_tokens(np.zeros(lengths.sum(), np.int64), lengths, by_token=by_token)
 
 
 def _indices(text: str, device: torch.device) -> Tensor:

@@ -60,6 +60,8 @@ class Graph(NamedTuple):
 class ProteinMPNNEncoder(nn.Module):
     """Encoder of backbone structures: (T, 128) features that translation and rotation do not change.
 
+    Features of the variant ca change with rotation, because the published weights were trained with such features.
+
     It reads coordinates and chains of a packed batch, and :data:`~esmeray.dataset.packed_batch.NUMBERS` if the batch
     has them; otherwise no residues count as missing.
     """
@@ -328,7 +330,11 @@ def _trace(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def _orientations(own_M3: Tensor, other_Mk3: Tensor, frames_M33: Tensor, other_frames_Mk33: Tensor) -> Tensor:
-    """Return (M, k, 7): direction of the neighbour in the residue's frame, and quaternion of its rotation."""
+    """Return (M, k, 7): direction of the neighbour in the residue's frame, and a quaternion of both frames.
+
+    The quaternion is the published one, of the product F_i^T F_j. A rotation of the structure changes it; F_i F_j^T
+    would not.
+    """
     away = (frames_M33[:, None] @ (other_Mk3 - own_M3[:, None])[..., None])[..., 0]
     rotation = frames_M33.transpose(1, 2)[:, None] @ other_frames_Mk33
     a, b, c = rotation.diagonal(dim1=-2, dim2=-1).unbind(-1)
