@@ -57,10 +57,9 @@ class DesignComputer:
             order: DesignOrder = orders[0]
             request = Request(order.structure, order.fixed, order.bias, order.tied, temperature=order.temperature)
             numbers = [other.number for other in orders]
-            tokens = self.about.tokens
-            designs = generate(self._designer, [request], numbers, seed=order.seed, tokens=tokens)
+            designs = generate(self._designer, [request], numbers, seed=order.seed, tokens=self.about.tokens)
             texts = [design.residues for design in designs]
-            scores = log_likelihoods(self._designer, order.structure, texts, tokens=tokens)
+            scores = log_likelihoods(self._designer, order.structure, texts, tokens=self.about.tokens)
             native = order.structure.residues
             kind = [("sequence", f"U{len(native)}"), ("score", np.float64), ("recovery", np.float64)]
             records += [
