@@ -50,10 +50,12 @@ class DesignComputer:
 
     def compute(self, items: Sequence[Item]) -> list[NDArray[Any]]:
         """Return a record of sequence, score and recovery of the native residues per item."""
-        records: list[NDArray[Any]] = []
+        records: dict[int, NDArray[Any]] = {}
+        by_key = sorted(range(len(items)), key=lambda index: items[index].key)
         # Designs of one structure by the same settings are computed together.
-        for _, group in groupby(items, key=lambda item: item.key[:2]):
-            orders = [item.payload for item in group]
+        for _, group in groupby(by_key, key=lambda index: items[index].key[:2]):
+            indices = list(group)
+            orders = [items[index].payload for index in indices]
             order: DesignOrder = orders[0]
             request = Request(order.structure, order.fixed, order.bias, order.tied, temperature=order.temperature)
             numbers = [other.number for other in orders]
@@ -62,8 +64,8 @@ class DesignComputer:
             scores = log_likelihoods(self._designer, order.structure, texts, tokens=self.about.tokens)
             native = order.structure.residues
             kind = [("sequence", f"U{len(native)}"), ("score", np.float64), ("recovery", np.float64)]
-            records += [
-                np.array((text, score, recovery(text, native)), dtype=kind)
-                for text, score in zip(texts, scores, strict=True)
-            ]
-        return records
+            records |= {
+                index: np.array((text, score, recovery(text, native)), dtype=kind)
+                for index, text, score in zip(indices, texts, scores, strict=True)
+            }
+        return [records[index] for index in range(len(items))]
