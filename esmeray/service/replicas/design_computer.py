@@ -51,14 +51,14 @@ class DesignComputer:
     def compute(self, items: Sequence[Item]) -> list[NDArray[Any]]:
         """Return a record of sequence, score and recovery of the native residues per item."""
         records: dict[int, NDArray[Any]] = {}
-        by_key = sorted(range(len(items)), key=lambda index: items[index].key)
+        orders: list[DesignOrder] = [item.payload for item in items]
         # Designs of one structure by the same settings are computed together.
-        for _, group in groupby(by_key, key=lambda index: items[index].key[:2]):
+        same = [(order.key, order.structure.id) for order in orders]
+        for _, group in groupby(sorted(range(len(items)), key=same.__getitem__), key=same.__getitem__):
             indices = list(group)
-            orders = [items[index].payload for index in indices]
-            order: DesignOrder = orders[0]
+            order = orders[indices[0]]
             request = Request(order.structure, order.fixed, order.bias, order.tied, temperature=order.temperature)
-            numbers = [other.number for other in orders]
+            numbers = [orders[index].number for index in indices]
             designs = generate(self._designer, [request], numbers, seed=order.seed, tokens=self.about.tokens)
             texts = [design.residues for design in designs]
             scores = log_likelihoods(self._designer, order.structure, texts, tokens=self.about.tokens)
