@@ -67,8 +67,9 @@ class SequenceDiffusion(MaskedLM):
         self.section, self.labels = section, labels
         channels = section.encoder.hidden_size
         checkpointing = bool(backbone.gradient_checkpointing)
-        network, self.encoder_weights = trained_encoder or (None, None)
-        self.structure_encoder = (
+        network, weights = trained_encoder or (None, None)
+        self.encoder_weights: WeightsSettings | None = weights
+        self.structure_encoder: StructureEncoder | TrainedEncoder = (
             StructureEncoder(section.encoder, checkpointing=checkpointing)
             if network is None
             else TrainedEncoder(network, frozen=section.encoder.frozen)
