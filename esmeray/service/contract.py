@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 
-CLASSES = "classes"
-"""Name of a classifier's output."""
+CLASSES, LIKELIHOOD = "classes", "pseudo_log_likelihood"
+"""Names of a classifier's output, and of the output that takes a pass per residue."""
 DESIGNS = "designs"
 """Name of the output of a model that designs sequences: a record per design."""
 MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
