@@ -100,15 +100,12 @@ class Designer(Protocol):
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
         """Return (L,) bool, true for positions that the model can design; the others keep their residue."""
-        ...
 
     def designs(self, requests: Sequence[Request], generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
         """Return (R,) ids of VOCABULARY and (R, 20) probabilities of a design per request, with its own generator."""
-        ...
 
     def log_p(self, structure: Structure, texts: Sequence[str], draws: Sequence[int], label: int) -> Tensor:
         """Return (C, L) log-probabilities of the letters of each text in a numbered random draw; NaN if not judged."""
-        ...
 
 
 def weights_notes(model: Designer) -> list[str]:

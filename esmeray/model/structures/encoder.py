@@ -24,7 +24,7 @@ from esmeray.model.structures.geometry import (
     pair_features,
     residue_features,
 )
-from esmeray.model.structures.proteinmpnn import CHANNELS, Decoding, ProteinMPNN
+from esmeray.model.structures.proteinmpnn import CHANNELS, ProteinMPNN
 
 
 class StructureEncoder(nn.Module):
@@ -70,16 +70,13 @@ class TrainedEncoder(nn.Module):
     def __init__(self, network: ProteinMPNN, *, frozen: bool) -> None:
         super().__init__()
         self.network = network.requires_grad_(not frozen)
-        network.W_out.requires_grad_(False)  # not used
+        for unused in (network.W_s, network.W_out):
+            unused.requires_grad_(False)
         self.unknown = nn.Parameter(torch.zeros(CHANNELS))  # as in StructureEncoder
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Return (T, H) features in the dtype of the weights."""
-        graph = self.network.graph(batch)
-        rows_T = torch.arange(batch.num_tokens, device=graph.hidden.device)
-        # With equal ranks, residues see the structure and no letters.
-        equal_T = torch.zeros_like(rows_T)
-        states_TH = Decoding(self.network, graph, rows_T, equal_T).all_states(equal_T)
+        states_TH = self.network.states(self.network.graph(batch))
         known_T = self.network.known(batch.by_token[COORDINATES])
         return torch.where(known_T[:, None], states_TH, self.unknown)
 

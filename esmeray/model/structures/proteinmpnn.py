@@ -14,7 +14,7 @@ structure), M of these rows, P points of a residue whose distances are features.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,11 @@ LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
 CHANNELS = 128
 NEIGHBOURS = 48
 _LAYERS = 3
-_MAX_OFFSET = 32
-_OFFSETS = 2 * _MAX_OFFSET + 2
-"""Number of classes of an offset along the chain; the last one is another chain."""
-_OFFSET_CHANNELS = 16
+_MAX_OFFSET, _OTHER_CHAIN = 32, 65
+"""Classes of offsets along the chain: -32 to 32, larger ones clamped, and any offset to another chain."""
+_OFFSET_CHANNELS, _ORIENTATIONS = 16, 7
+_OWN, _PAIR, _LETTER, _OTHER = range(4)
+"""Parts of the input of a decoder layer's messages: the residue, the pair, the neighbour's letter and its state."""
 _SCALE = 30.0
 """Divisor of a sum of messages. The same for all residues, also for those with fewer neighbours."""
 _RADII, _WIDTH = torch.linspace(2.0, 22.0, 16), 1.25
@@ -46,7 +47,6 @@ _POINT_PAIRS: dict[Variant, str] = {
     "backbone": "11 00 22 33 44 10 12 13 14 02 03 04 42 43 32 01 21 31 41 20 30 40 24 34 23",  # N, CA, C, O, CB
     "ca": "11 00 22 01 02 10 12 20 21",  # the CA before, of and after the residue
 }
-_ORIENTATIONS = 7
 
 
 class Graph(NamedTuple):
@@ -99,17 +99,36 @@ class ProteinMPNNEncoder(nn.Module):
 
 
 class ProteinMPNN(ProteinMPNNEncoder):
-    """Encoder and decoder. :class:`Decoding` runs the decoder."""
+    """Encoder and decoder. :func:`decode` runs the decoder."""
 
     def __init__(self, variant: Variant = "backbone", neighbours: int = NEIGHBOURS) -> None:
         super().__init__(variant, neighbours)
         self.W_s = nn.Embedding(len(LETTERS), CHANNELS)
-        self.decoder_layers = nn.ModuleList(_DecoderLayer() for _ in range(_LAYERS))
+        self.decoder_layers: Any = nn.ModuleList(_DecoderLayer() for _ in range(_LAYERS))
         self.W_out = nn.Linear(CHANNELS, len(LETTERS))
 
+    def states(self, graph: Graph) -> Tensor:
+        """Return (T, C) states of the decoder before any residue has a letter. Gradients reach all weights in use."""
+        indices, known = graph.neighbours
+        hidden = graph.hidden
+        for layer in self.decoder_layers:
+            others, blocks = layer(_OTHER, graph.hidden), []
+            for rows in torch.arange(len(hidden), device=hidden.device).split(_ROWS):
+                seen = layer(_PAIR, graph.pairs[rows]) + functional.embedding(indices[rows], others)
+                blocks.append(layer.updated(hidden[rows], layer(_OWN, hidden[rows])[:, None] + seen, known[rows]))
+            hidden = torch.cat(blocks)
+        return hidden
 
-class Decoding:
-    """Sequences of encoded structures; some of their residues have letters.
+
+def decode(
+    model: ProteinMPNN,
+    graph: Graph,
+    rows_R: Tensor,
+    ranks_R: Tensor,
+    groups_R: Tensor,
+    choose: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Give letters to sequences of encoded structures. In each step, all residues whose turn it is get theirs.
 
     A residue sees the letters and states of the neighbours that come before it, and only the structure of the others.
 
@@ -117,66 +136,33 @@ class Decoding:
         graph: encoded structures.
         rows_R: row of the graph that each residue has. All residues of a structure follow each other, in order.
         ranks_R: order in which the residues of a sequence get letters. Residues with equal ranks don't see each other.
+        groups_R: numbers from 0; residues of a group have equal ranks, and get their letters in the same step.
+        choose: function of row numbers (M,) and logits (M, 21) that returns the letters, as indices of :data:`LETTERS`.
     """
-
-    def __init__(self, model: ProteinMPNN, graph: Graph, rows_R: Tensor, ranks_R: Tensor) -> None:
-        self._model, self._graph, self._rows = model, graph, rows_R
-        in_graph_Rk, known_Rk = graph.neighbours.indices[rows_R], graph.neighbours.known[rows_R]
-        own_R = torch.arange(len(rows_R), device=rows_R.device)
-        self._others = in_graph_Rk + (own_R - rows_R)[:, None]  # a sequence is a copy of its structure's rows
-        # Unknown neighbours of special tokens may lie outside; they are masked.
-        self._others = self._others.clamp(0, len(rows_R) - 1)
-        self._earlier = (ranks_R[self._others] < ranks_R[:, None]) & known_Rk
-        # A layer's table has the states of the structures first, then the states of the residues with letters.
-        self._index = torch.where(self._earlier, len(graph.hidden) + self._others, in_graph_Rk)
-        self._pairs = [
-            _in_blocks(lambda rows, layer=layer: layer.of_pair(graph.pairs[rows]), graph.hidden)
-            for layer in model.decoder_layers
-        ]
-        self._tables = [
-            torch.cat([layer.of_other(graph.hidden), graph.hidden.new_zeros(len(rows_R), CHANNELS)])
-            for layer in model.decoder_layers
-        ]
-
-    def blocked(self, waiting_R: Tensor) -> Tensor:
-        """Return (R,) bool, true for residues with an earlier neighbour that waits for its letter."""
-        return (waiting_R[self._others] & self._earlier).any(1)
-
-    def logits(self, rows_M: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return (M, 21) logits of ready rows, and their (M, C) states for :meth:`decide`."""
-        hidden = self._graph.hidden[self._rows[rows_M]]
-        states = []
-        for number in range(_LAYERS):
-            states.append(hidden)
-            hidden = self._layer(number, hidden, rows_M)
-        return self._model.W_out(hidden), states
-
-    def decide(self, rows_M: Tensor, letters_M: Tensor, states: list[Tensor]) -> None:
-        """Give rows their letters, as indices of :data:`LETTERS`."""
-        letters = self._model.W_s(letters_M)
-        for layer, table, hidden in zip(self._model.decoder_layers, self._tables, states, strict=True):
-            table[len(self._graph.hidden) + rows_M] = layer.of_other(hidden) + layer.of_letter(letters)
-
-    def all_logits(self, letters_R: Tensor) -> Tensor:
-        """Return (R, 21) logits of all residues, given the letters of those before each."""
-        return self._model.W_out(self.all_states(letters_R))
-
-    def all_states(self, letters_R: Tensor) -> Tensor:
-        """Return (R, C) states of all residues, given the letters of those before each."""
-        letters, hidden = self._model.W_s(letters_R), self._graph.hidden[self._rows]
-        for number, layer in enumerate(self._model.decoder_layers):
-            # A new table, because autograd needs the old one.
-            states = layer.of_other(hidden) + layer.of_letter(letters)
-            self._tables[number] = torch.cat([self._tables[number][: len(self._graph.hidden)], states])
-            before = hidden
-            hidden = _in_blocks(lambda rows, n=number, h=before: self._layer(n, h[rows], rows), hidden)
-        return hidden
-
-    def _layer(self, number: int, hidden_MC: Tensor, rows_M: Tensor) -> Tensor:
-        in_graph_M = self._rows[rows_M]
-        others_MkC = functional.embedding(self._index[rows_M], self._tables[number])
-        known_Mk = self._graph.neighbours.known[in_graph_M]
-        return self._model.decoder_layers[number](hidden_MC, self._pairs[number][in_graph_M], others_MkC, known_Mk)
+    in_graph_Rk, num_rows = graph.neighbours.indices[rows_R], len(graph.hidden)
+    # A sequence is a copy of its structure's rows. Clamped, because unknown neighbours may lie outside.
+    shift_R = torch.arange(len(rows_R), device=rows_R.device) - rows_R
+    others_Rk = (in_graph_Rk + shift_R[:, None]).clamp(0, len(rows_R) - 1)
+    earlier_Rk = (ranks_R[others_Rk] < ranks_R[:, None]) & graph.neighbours.known[rows_R]
+    # A layer's table has the states of the structures first, then the states of the residues with letters.
+    index_Rk = torch.where(earlier_Rk, num_rows + others_Rk, in_graph_Rk)
+    layers = model.decoder_layers
+    pairs = [torch.cat([layer(_PAIR, block) for block in graph.pairs.split(_ROWS)]) for layer in layers]
+    tables = [functional.pad(layer(_OTHER, graph.hidden), (0, 0, 0, len(rows_R))) for layer in layers]
+    waiting_R = torch.ones_like(rows_R, dtype=torch.bool)
+    while waiting_R.any():
+        blocked_G = torch.zeros_like(waiting_R)  # as many as rows, because there are at most as many groups
+        blocked_G[groups_R[(waiting_R[others_Rk] & earlier_Rk).any(1)]] = True
+        rows_M = (waiting_R & ~blocked_G[groups_R]).nonzero()[:, 0]
+        in_graph_M = rows_R[rows_M]
+        states = [graph.hidden[in_graph_M]]
+        for layer, pair, table in zip(layers, pairs, tables, strict=True):
+            inputs = layer(_OWN, states[-1])[:, None] + pair[in_graph_M] + functional.embedding(index_Rk[rows_M], table)
+            states.append(layer.updated(states[-1], inputs, graph.neighbours.known[in_graph_M]))
+        letters_M = model.W_s(choose(rows_M, model.W_out(states[-1])))
+        for layer, table, hidden in zip(layers, tables, states, strict=False):
+            table[num_rows + rows_M] = layer(_LETTER, letters_M) + layer(_OTHER, hidden)
+        waiting_R[rows_M] = False
 
 
 class _PairFeatures(nn.Module):
@@ -184,9 +170,9 @@ class _PairFeatures(nn.Module):
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
-        self.variant, self.pairs = variant, [(int(a), int(b)) for a, b in _POINT_PAIRS[variant].split()]
+        self.variant, self.pairs = variant, [(int(pair[0]), int(pair[1])) for pair in _POINT_PAIRS[variant].split()]
         inputs = _OFFSET_CHANNELS + len(_RADII) * len(self.pairs) + (_ORIENTATIONS if variant == "ca" else 0)
-        self.embeddings = nn.ModuleDict({"linear": nn.Linear(_OFFSETS, _OFFSET_CHANNELS)})
+        self.embeddings = nn.ModuleDict({"linear": nn.Linear(_OTHER_CHAIN + 1, _OFFSET_CHANNELS)})
         self.edge_embedding = nn.Linear(inputs, CHANNELS, bias=False)
         self.norm_edges = nn.LayerNorm(CHANNELS)
 
@@ -213,8 +199,8 @@ class _PairFeatures(nn.Module):
     def _offsets(self, rows_M: Tensor, others_Mk: Tensor, batch: PackedBatch) -> Tensor:
         chains_T, numbers_T = batch.by_token[CHAINS], batch.by_token.get(NUMBERS, batch.positions)
         offsets = (numbers_T[rows_M, None] - numbers_T[others_Mk]).clamp(-_MAX_OFFSET, _MAX_OFFSET) + _MAX_OFFSET
-        offsets = offsets.masked_fill(chains_T[rows_M, None] != chains_T[others_Mk], _OFFSETS - 1)
-        linear = self.embeddings["linear"]
+        offsets = offsets.masked_fill(chains_T[rows_M, None] != chains_T[others_Mk], _OTHER_CHAIN)
+        linear: Any = self.embeddings["linear"]
         return functional.embedding(offsets, linear.weight.T + linear.bias)
 
 
@@ -262,26 +248,15 @@ class _EncoderLayer(_Layer):
 
 
 class _DecoderLayer(_Layer):
-    """Messages to residues. The products of pairs, letters and other residues are computed by the caller."""
+    """Messages to residues."""
 
     def __init__(self) -> None:
         super().__init__(4)
 
-    def of_pair(self, pairs: Tensor) -> Tensor:
-        return functional.linear(pairs, self._part(1))
-
-    def of_letter(self, letters: Tensor) -> Tensor:
-        return functional.linear(letters, self._part(2))
-
-    def of_other(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, self._part(3))
-
-    def forward(self, hidden_MC: Tensor, pairs_MkC: Tensor, others_MkC: Tensor, known_Mk: Tensor) -> Tensor:
-        own_MC = functional.linear(hidden_MC, self._part(0), self.W1.bias)
-        return self.updated(hidden_MC, own_MC[:, None] + pairs_MkC + others_MkC, known_Mk)
-
-    def _part(self, number: int) -> Tensor:
-        return self.W1.weight[:, number * CHANNELS : (number + 1) * CHANNELS]
+    def forward(self, part: int, inputs: Tensor) -> Tensor:
+        """Return the product of a part of the first linear layer."""
+        bias = self.W1.bias if part == _OWN else None
+        return functional.linear(inputs, self.W1.weight[:, part * CHANNELS : (part + 1) * CHANNELS], bias)
 
 
 def _pair_inputs(

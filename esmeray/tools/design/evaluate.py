@@ -1,4 +1,4 @@
-"""Evaluate a trained sequence diffusion model on the structures of a store, or on one part of it.
+"""Evaluate a sequence diffusion model or ProteinMPNN on the structures of a store, or on one part of it.
 
 Prints median recovery of native residues by the likeliest design, and perplexity of the native sequence, with 95 %
 intervals. Two baselines come from the store's other structures: the composition, and the composition of each kind of
@@ -6,6 +6,7 @@ secondary structure. --evaluate.output also writes the metrics as JSON. Recovery
 docs/structdiff.md.
 
 Examples:
+  esmeray design evaluate proteinmpnn --evaluate.store unseen_store
   esmeray design evaluate runs/structdiff --evaluate.store unseen_store
   esmeray design evaluate runs/structdiff --evaluate.store folds_store --evaluate.part validation \
 --evaluate.output metrics.json

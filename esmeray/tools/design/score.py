@@ -1,9 +1,12 @@
-"""Score sequences on backbone structures with a trained sequence diffusion model.
+"""Score sequences on backbone structures with a trained sequence diffusion model or with ProteinMPNN.
 
 Each sequence of the FASTA file is scored on each structure of the same length: mean log-likelihood per residue in nats
-(nearer 0 is better), and the share of native residues. The table keeps the order of the file.
+(nearer 0 is better), and the share of native residues. The table keeps the order of the file. ProteinMPNN averages over
+4 random orders of residues, which are the same in each run.
 
 Examples:
+  esmeray design score proteinmpnn --score.structures fold.pdb --score.sequences designs.fasta \
+--score.output scores.tsv
   esmeray design score runs/structdiff --score.structures fold.pdb --score.sequences designs.fasta \
 --score.output scores.tsv
 """

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from esmeray.dataset.packed_batch import COORDINATES
 from esmeray.dataset.structures.store import Structure, chain_positions
 from esmeray.inference.design.autoregression import structures_batch
 from esmeray.model.export.proteinmpnn_weights import open_proteinmpnn, published_weights
-from esmeray.model.structures.proteinmpnn import LETTERS, Decoding, ProteinMPNN, Variant
+from esmeray.model.structures.proteinmpnn import LETTERS, ProteinMPNN, Variant, decode
 from tests.model.structures.test_encoder import moved
 from tests.structures import folds
 
@@ -54,28 +55,34 @@ def test_features_are_the_same_in_a_batch_and_after_a_motion(variant: Variant):
     assert still[60].eq(0).all() and still[59].ne(0).all()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+def decoded(
+    model: ProteinMPNN, structures: list[Structure], letters: torch.Tensor, ranks: torch.Tensor
+) -> torch.Tensor:
+    """(R, 21) log-probabilities of given letters in an order."""
+    found = torch.empty(len(letters), len(LETTERS))
+
+    def choose(rows: Tensor, logits: Tensor) -> Tensor:
+        found[rows] = logits.log_softmax(-1)
+        return letters[rows]
+
+    rows = torch.arange(len(letters))
+    decode(model, model.graph(structures_batch(structures)), rows, ranks, rows, choose)
+    return found
+
+
 @torch.no_grad()
-def test_step_by_step_gives_the_logits_of_all_at_once(variant: Variant):
-    model, structure = small_model(variant), broken_dimer()
-    graph = model.graph(structures_batch([structure]))
-    length = len(structure.residues)
-    rows, letters = torch.arange(length).repeat(2), torch.randint(20, (2 * length,))
-    ranks = torch.rand(2 * length)
-    at_once = Decoding(model, graph, rows, ranks).all_logits(letters)
-    decoding, waiting = Decoding(model, graph, rows, ranks), torch.ones(2 * length, dtype=torch.bool)
-    steps = 0
-    while waiting.any():
-        ready = (waiting & ~decoding.blocked(waiting)).nonzero()[:, 0]
-        logits, states = decoding.logits(ready)
-        torch.testing.assert_close(logits, at_once[ready], rtol=1e-4, atol=1e-4)
-        decoding.decide(ready, letters[ready], states)
-        waiting[ready] = False
-        steps += 1
-    assert 5 < steps < length / 2
-    # The first residue of an order sees no letter.
-    first = int(ranks.argmin())
-    assert torch.equal(at_once[first], Decoding(model, graph, rows, ranks).all_logits((letters + 1) % 20)[first])
+def test_a_residue_sees_the_letters_before_it_only():
+    structures = [broken_dimer(), *folds(1, seed=1)]
+    length = sum(len(structure.residues) for structure in structures)
+    letters, ranks = torch.randint(20, (length,)), torch.rand(length)
+    before = decoded(small_model(), structures, letters, ranks)
+    middle = int(ranks.argsort()[length // 2])
+    letters[middle] = (letters[middle] + 1) % 20
+    changed = (decoded(small_model(), structures, letters, ranks) - before).abs().amax(1) > 1e-4
+    assert changed.any() and (ranks[changed] > ranks[middle]).all()
+    model = small_model()
+    unseen = model.W_out(model.states(model.graph(structures_batch(structures)))).log_softmax(-1)
+    torch.testing.assert_close(unseen, decoded(model, structures, letters, torch.zeros(length)), rtol=1e-4, atol=1e-4)
 
 
 def test_the_encoder_can_be_trained():
@@ -107,14 +114,13 @@ def test_log_probabilities_are_the_published_programs(name: str):
         random = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
         expected = reference(coordinates, letters, mask, chain_mask, numbers, chains, random)[0][columns]
         ranks = ((chain_mask * mask + 0.0001) * random.abs())[0].argsort().argsort()[columns]
-        decoding = Decoding(model, model.graph(structures_batch([structure])), torch.arange(len(columns)), ranks)
         wanted = torch.tensor([LETTERS.index(letter) for letter in structure.residues])
         known = model.known(torch.from_numpy(structure.coordinates))
-        found = decoding.all_logits(wanted).log_softmax(-1)
+        found = decoded(model, [structure], wanted, ranks)
         torch.testing.assert_close(found[known], expected[known], rtol=0, atol=1e-4)
 
 
-def _published_entry(structure: Structure, *, ca_only: bool) -> tuple[dict, torch.Tensor]:
+def _published_entry(structure: Structure, *, ca_only: bool) -> tuple[dict, Tensor]:
     """Return the published program's record of a structure, with gaps, and the column of each residue in it."""
     atoms = {"CA": 1} if ca_only else {"N": 0, "CA": 1, "C": 2, "O": 3}
     entry: dict = {"name": structure.id, "num_of_chains": len(structure.chain_names), "seq": ""}
