@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from esmeray.dataset.structures.store import Structure, StructureCounts
 from esmeray.inference.design.positions import bias_of, fixed_positions, read_bias, tied_positions
 from esmeray.inference.models.source import exported_by, find_model
 from esmeray.model.export import proteinmpnn_weights
+from esmeray.model.export.exported_folder import task_of
 from esmeray.model.export.proteinmpnn_weights import published_weights
 from esmeray.train_config.section import DEFAULT_TOKENS, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
@@ -227,15 +228,31 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
     return structures
 
 
+def open_designer(source: str | Path, device: str | None) -> "Designer":
+    """Open a model that designs sequences. Raises ConfigError for any other model or an unavailable device."""
+    from esmeray.inference.design.autoregression import AutoregressiveDesigner  # here: they load torch
+    from esmeray.inference.design.denoising import Denoiser
+    from esmeray.inference.models.opening import open_model
+    from esmeray.model.device import check_device, choose_device
+
+    path = exported_design(source)
+    if path.is_dir() and task_of(path) == TASK:
+        model: Any = open_model(path, device=device, heads=[TASK]).heads[TASK]
+        return Denoiser(model)
+    target = device or choose_device()
+    check_device(target)
+    network, settings = proteinmpnn_weights.open_proteinmpnn(path)
+    return AutoregressiveDesigner(network.to(target), settings.title)
+
+
 def load_model(source: str | Path, options: DesignModelSection) -> "tuple[Designer, int]":
     """Load the model onto its device and look up the label's number.
 
     Raises ConfigError for an unknown label, an unavailable device, or a setting that the model does not have.
     """
     from esmeray.dataset.packed_batch import NO_LABEL
-    from esmeray.inference.design.opening import open_designer
 
-    model = open_designer(exported_design(source), options.device)
+    model = open_designer(source, options.device)
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"label {options.label}: the model's labels are {known}")

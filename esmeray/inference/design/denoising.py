@@ -9,19 +9,18 @@ Shape legend: L residues of the structure, T tokens of a batch, C designs of a b
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, NUMBERS, PackedBatch
-from esmeray.dataset.structures.store import Structure, chain_positions
-from esmeray.dataset.tokens.esm import MASK, pack_sequences
-from esmeray.inference.design.sampling import AMINO_ACID_IDS, Request, drawn_residues
+from esmeray.dataset.structures.store import Structure
+from esmeray.dataset.tokens.esm import MASK
+from esmeray.inference.design.sampling import AMINO_ACID_IDS, Request, gumbel, structure_batch
 from esmeray.tasks.diffusion.data import hidden_share
 from esmeray.tasks.diffusion.model import SequenceDiffusion
 
@@ -58,7 +57,7 @@ class Denoiser:
         ranks = torch.rand(self.draws, length, generator=generator).argsort(1).argsort(1)
         numbers_hidden = [max(1, round(length * (draw + 0.5) / self.draws)) for draw in range(self.draws)]
         hidden = (ranks < torch.tensor(numbers_hidden)[:, None])[list(draws)].to(self.device)
-        batch = structure_batch(structure, texts, label).to(self.device)
+        batch = structure_batch([replace(structure, residues=text) for text in texts], label).to(self.device)
         _inside(batch.tokens, len(texts)).masked_fill_(hidden, MASK)
         conditions_TH = self._conditions(structure, len(texts), label)
         logits = amino_acid_logits(self._model, self._model.logits(batch, conditions_TH))
@@ -69,14 +68,14 @@ class Denoiser:
 
     def _conditions(self, structure: Structure, copies: int, label: int) -> Tensor:
         """Return the features of copies of a structure, which is encoded once."""
-        batch = structure_batch(structure, [structure.residues], label).to(self.device)
-        return self._model.conditions(batch).repeat(copies, 1)
+        return self._model.conditions(structure_batch([structure], label).to(self.device)).repeat(copies, 1)
 
     def _denoised(self, request: Request, draws: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
         """(C * L,) tokens and (C * L, 20) probabilities, denoised from <mask> everywhere."""
         model, copies, groups_L = self._model, len(draws), torch.from_numpy(request.groups).to(self.device)
         sizes_G = torch.bincount(groups_L)
-        batch = structure_batch(request.structure, [request.letters] * copies, request.label).to(self.device)
+        draft = replace(request.structure, residues=request.letters)
+        batch = structure_batch([draft] * copies, request.label).to(self.device)
         conditions_TH = self._conditions(request.structure, copies, request.label)
         bias = torch.from_numpy(request.bias).to(self.device)
         hidden_CG = torch.ones(copies, len(sizes_G), dtype=torch.bool, device=self.device)
@@ -96,7 +95,8 @@ class Denoiser:
             # Drawn for all groups in each step, so that the numbers don't depend on the device or on earlier decisions.
             # The number 21 keeps a seed's designs as they were: earlier versions drew one more.
             uniform = torch.stack([torch.rand(len(sizes_G), 21, generator=draw) for draw in draws])[..., :20]
-            log_p, drawn = drawn_residues(sums / sizes_G[:, None], request.temperature, uniform.to(self.device))
+            log_p = (sums / sizes_G[:, None]).log_softmax(-1)
+            drawn = (log_p + request.temperature * gumbel(uniform).to(self.device)).argmax(-1)
             sure = log_p.gather(-1, drawn[..., None])[..., 0]  # the most confident positions are decided first
             surest = sure.masked_fill(~hidden_CG, -torch.inf).topk(int(hidden_CG[0].sum()) - left, dim=1).indices
             decided = hidden_CG & torch.zeros_like(hidden_CG).scatter_(1, surest, True)
@@ -105,18 +105,6 @@ class Denoiser:
             rows[now] = ids[drawn[:, groups_L]][now]
             probabilities[now] = log_p.exp()[:, groups_L][now]
         return rows.flatten(), probabilities.flatten(0, 1)
-
-
-def structure_batch(structure: Structure, sequences: Sequence[str], label: int = NO_LABEL) -> PackedBatch:
-    """Pack sequences of the structure's length together with its coordinates."""
-    copies = len(sequences)
-    # A row before and after the residues for <cls> and <eos>, which have no coordinates.
-    coordinates = torch.tensor(structure.coordinates, dtype=torch.float32)
-    coordinates_T43 = functional.pad(coordinates, (0, 0, 0, 0, 1, 1), value=torch.nan).repeat(copies, 1, 1)
-    by_token = {COORDINATES: coordinates_T43}
-    for name, values in ((CHAINS, structure.chains), (NUMBERS, chain_positions(structure.packed_numbers))):
-        by_token[name] = functional.pad(torch.from_numpy(values.astype(np.int64)), (1, 1)).repeat(copies)
-    return pack_sequences(sequences).adding(by_token, {LABELS: torch.full((copies,), label)})
 
 
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:

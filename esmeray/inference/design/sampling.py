@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from esmeray.alignment.search import Search
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.dataset.packed_batch import NO_LABEL
-from esmeray.dataset.structures.store import Structure
-from esmeray.dataset.tokens.esm import VOCABULARY
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, NUMBERS, PackedBatch
+from esmeray.dataset.structures.store import Structure, chain_positions
+from esmeray.dataset.tokens.esm import VOCABULARY, pack_sequences
 from esmeray.model.forward_loop import ForwardLoop, Indices, consecutive, one_by_one
 from esmeray.train_config.section import DEFAULT_TOKENS
 
@@ -177,16 +177,25 @@ def log_likelihoods(
     return np.nanmean(means, axis=1)
 
 
-def drawn_residues(logits: Tensor, temperature: float | Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (..., 20) log-probabilities at temperature 1, and (...) amino acids drawn at the given temperature.
+def gumbel(uniform: Tensor) -> Tensor:
+    """Turn random numbers in [0, 1) into Gumbel noise g: argmax of log p + T g is a draw at temperature T."""
+    # Clamped, because 0 and 1 have no finite logarithm.
+    return -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
 
-    ``uniform``: (..., 20) random numbers in [0, 1).
-    """
-    log_p = logits.log_softmax(-1)
-    # Gumbel-max trick: argmax of log p + T g samples at temperature T, and takes the likeliest at 0. Clamped, because 0
-    # and 1 have no finite logarithm.
-    gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
-    return log_p, (log_p + temperature * gumbel).argmax(-1)
+
+def structure_batch(structures: Sequence[Structure], label: int = NO_LABEL) -> PackedBatch:
+    """Pack structures with their residues. <cls> and <eos> have no coordinates."""
+    by_token = {
+        COORDINATES: [
+            np.pad(item.coordinates, ((1, 1), (0, 0), (0, 0)), constant_values=np.nan) for item in structures
+        ],
+        CHAINS: [np.pad(item.chains.astype(np.int64), 1) for item in structures],
+        NUMBERS: [np.pad(chain_positions(item.packed_numbers), 1) for item in structures],
+    }
+    return pack_sequences([item.residues for item in structures]).adding(
+        {name: torch.from_numpy(np.concatenate(rows)) for name, rows in by_token.items()},
+        {LABELS: torch.full((len(structures),), label)},
+    )
 
 
 def recovery(designed: str, native: str) -> float:

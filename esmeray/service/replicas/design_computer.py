@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError
-from esmeray.inference.design.calls import exported_design
-from esmeray.inference.design.opening import open_designer
+from esmeray.inference.design.calls import open_designer
 from esmeray.inference.design.sampling import Request, generate, log_likelihoods, recovery, weights_notes
 from esmeray.model.backbones.fingerprint import weights_fingerprint
 from esmeray.service.contract import DESIGNS, About, DesignOrder
@@ -24,7 +23,7 @@ class DesignComputer:
     def __init__(self, served: ServedModel, device: str) -> None:
         if served.precision not in (None, "fp32"):
             raise ConfigError(f"models: {served.source}: designs are computed in fp32; remove precision")
-        self._designer = open_designer(exported_design(served.source), device)
+        self._designer = open_designer(served.source, device)
         self.about = About(
             name=served.name,
             outputs={DESIGNS: 1},

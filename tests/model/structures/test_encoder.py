@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatch
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
 from esmeray.dataset.structures.sample import _built
 from esmeray.dataset.structures.store import Structure
-from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.inference.design.denoising import structure_batch
+from esmeray.inference.design.sampling import structure_batch
 from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.encoder import StructureEncoder
 from esmeray.model.structures.geometry import known_residues, nearest, residue_features
@@ -23,12 +22,8 @@ def encoder(neighbours: int = 12) -> StructureEncoder:
     return StructureEncoder(section).eval()
 
 
-def packed(*structures) -> PackedBatch:
-    """Concatenate structures into one packed batch."""
-    alone = [structure_batch(fold, [fold.residues]) for fold in structures]
-    batch = pack_sequences([fold.residues for fold in structures])
-    by_token = {name: torch.cat([part.by_token[name] for part in alone]) for name in (COORDINATES, CHAINS)}
-    return batch.adding(by_token, {LABELS: torch.cat([part.by_sequence[LABELS] for part in alone])})
+def packed(*structures: Structure) -> PackedBatch:
+    return structure_batch(structures)
 
 
 def moved(coordinates: torch.Tensor, seed: int) -> torch.Tensor:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esmeray.dataset.packed_batch import COORDINATES
+from esmeray.dataset.packed_batch import COORDINATES, PackedBatch
 from esmeray.dataset.structures.store import Structure, chain_positions
-from esmeray.inference.design.autoregression import structures_batch
+from esmeray.dataset.tokens.esm import EOS
+from esmeray.inference.design.sampling import structure_batch
 from esmeray.model.export.proteinmpnn_weights import open_proteinmpnn, published_weights
 from esmeray.model.structures.proteinmpnn import LETTERS, ProteinMPNN, Variant, decode
 from tests.model.structures.test_encoder import moved
@@ -44,15 +45,16 @@ def test_a_missing_residue_and_an_insertion_take_a_position():
 @torch.no_grad()
 def test_features_are_the_same_in_a_batch_and_after_a_motion(variant: Variant):
     structures, model = [broken_dimer(), *folds(2, seed=1)], small_model(variant)
-    batch = structures_batch(structures)
-    still = model(batch)
-    alone = torch.cat([model(structures_batch([structure])) for structure in structures])
+    batch = structure_batch(structures)
+    still = model.states(model.graph(batch))
+    alone = torch.cat([model.states(model.graph(structure_batch([structure]))) for structure in structures])
     coordinates = batch.by_token[COORDINATES]
     # The published features of CA traces are not invariant to rotation.
     placed = moved(coordinates, 0) if variant == "backbone" else coordinates + 50
-    for other in (alone, model(batch.adding({COORDINATES: placed}))):
+    for other in (alone, model.states(model.graph(batch.adding({COORDINATES: placed})))):
         torch.testing.assert_close(other, still, rtol=1e-3, atol=1e-3)
-    assert still[60].eq(0).all() and still[59].ne(0).all()
+    hidden = model.graph(batch).hidden
+    assert hidden[61].eq(0).all() and hidden[60].ne(0).all()
 
 
 def decoded(
@@ -65,9 +67,14 @@ def decoded(
         found[rows] = logits.log_softmax(-1)
         return letters[rows]
 
-    rows = torch.arange(len(letters))
-    decode(model, model.graph(structures_batch(structures)), rows, ranks, rows, choose)
+    batch, groups = structure_batch(structures), torch.arange(len(letters))
+    decode(model, model.graph(batch), inside(batch), ranks, groups, choose)
     return found
+
+
+def inside(batch: PackedBatch) -> Tensor:
+    """Rows of residues, without special tokens."""
+    return (batch.tokens > EOS).nonzero()[:, 0]
 
 
 @torch.no_grad()
@@ -81,13 +88,14 @@ def test_a_residue_sees_the_letters_before_it_only():
     changed = (decoded(small_model(), structures, letters, ranks) - before).abs().amax(1) > 1e-4
     assert changed.any() and (ranks[changed] > ranks[middle]).all()
     model = small_model()
-    unseen = model.W_out(model.states(model.graph(structures_batch(structures)))).log_softmax(-1)
+    batch = structure_batch(structures)
+    unseen = model.W_out(model.states(model.graph(batch))[inside(batch)]).log_softmax(-1)
     torch.testing.assert_close(unseen, decoded(model, structures, letters, torch.zeros(length)), rtol=1e-4, atol=1e-4)
 
 
 def test_the_encoder_can_be_trained():
     model = small_model()
-    model(structures_batch([broken_dimer()])).square().sum().backward()
+    model.states(model.graph(structure_batch([broken_dimer()]))).square().sum().backward()
     assert all(weight.grad.isfinite().all() for weight in model.encoder_layers.parameters() if weight.grad is not None)
     assert model.W_e.weight.grad.ne(0).any() and model.features.edge_embedding.weight.grad.ne(0).any()
 
