@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.sequence_list import clean_list
+from esmeray.inference.calibration import CALIBRATE, Calibration
 from esmeray.inference.models.model import Model, TokenizedTexts, limited, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
@@ -39,6 +41,8 @@ class Predictions:
         lengths: (N,) int64, rows per text for per_residue; otherwise None.
         cropped: (N,) int64, tokens per text beyond the pipeline's limit, which were left out.
         crop: part of a longer text that is kept.
+        calibration: what the probabilities were calibrated by; None if they are the model's.
+        coverage: share of the true labels that the sets contain on average; None without sets.
     """
 
     label_space: LabelSpace
@@ -46,6 +50,8 @@ class Predictions:
     lengths: NDArray[np.int64] | None
     cropped: NDArray[np.int64]
     crop: FixedCrop = "start"
+    calibration: Calibration | None = None
+    coverage: float | None = None
 
     def __len__(self) -> int:
         return self.cropped.size
@@ -71,6 +77,17 @@ class Predictions:
         # One letter each (U1), so that the number of letters equals the number of residues.
         letters = np.array([names[index] for index in likeliest], dtype="<U1")
         return ["".join(text) for text in self.of_whole_texts(letters, UNSEEN_RESIDUE)]
+
+    def sets(self) -> list[list[str]]:
+        """Return the names in the conformal set of each text, or of each residue of all texts that was not cropped."""
+        assert self.calibration is not None and self.coverage is not None
+        return self.calibration.sets(self.probabilities, self.label_space.names, self.coverage)
+
+    def intervals(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the (N, C) ends of the conformal intervals of predicted numbers."""
+        assert self.calibration is not None and self.coverage is not None
+        widths_C = self.calibration.thresholds_of(self.coverage).astype(np.float32)
+        return self.probabilities - widths_C, self.probabilities + widths_C
 
     def kept_residues(self) -> NDArray[np.bool_] | None:
         """(residues of the whole texts,) true for residues with a prediction; None if predictions are per text."""
@@ -98,6 +115,8 @@ class ClassifierPipeline:
         model: model with a classifier head.
         tokens: token budget of a batch, special tokens included; a longer text has its own batch.
         max_length, crop: maximum tokens of a text, without special tokens, and the part of a longer text to keep.
+        calibration: calibrates the probabilities; None for the model's own.
+        coverage: coverage of the predictions' sets, which need a calibration; None for no sets.
     """
 
     model: Model
@@ -105,6 +124,8 @@ class ClassifierPipeline:
     tokens: int = DEFAULT_TOKENS
     max_length: int | None = None
     crop: FixedCrop = "start"
+    calibration: Calibration | None = None
+    coverage: float | None = None
 
     @classmethod
     def load(
@@ -117,11 +138,15 @@ class ClassifierPipeline:
         tokens: int = DEFAULT_TOKENS,
         stream: Stream = "auto",
         weights: Weights = "stored",
+        calibrated: bool = True,
+        coverage: float | None = None,
     ) -> "ClassifierPipeline":
         """Load a classifier from an export, or from a run that exported one at its end.
 
-        Length limit and crop come from ``data``, by default from the folder's settings. Raises ConfigError if there is
-        no classifier or no such device, DataError if its files are damaged.
+        Length limit and crop come from ``data``, by default from the folder's settings. If the folder has a calibration,
+        probabilities are calibrated, unless ``calibrated`` is false; with a ``coverage``, predictions have sets. Raises
+        ConfigError if there is no classifier, no such device or no calibration for the coverage, DataError if its files
+        are damaged.
 
         >>> classifier = esmeray.ClassifierPipeline.load("classifier", device="cpu")
         >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
@@ -129,12 +154,25 @@ class ClassifierPipeline:
         """
         tokens = ComputeSection.of(tokens=tokens).tokens or DEFAULT_TOKENS
         # With its own length limit a tool can use more of a text than training did; by default both are the same.
-        model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
+        folder = exported_by("classifier", source)
+        model = open_model(folder, precision, device, stream=stream, weights=weights)
+        calibration = Calibration.load(folder, model.facts.fingerprint) if calibrated else None
+        if coverage is not None:
+            if calibration is None:
+                raise ConfigError(f"coverage {coverage}: the model is not calibrated; run {CALIBRATE.format(source)}")
+            calibration.thresholds_of(coverage)  # raises here, before anything is predicted
         limit = model.limit
         if data is not None:
             check_length(data, model.backbone.longest, model.facts.special_tokens, 0)
             limit = limited(limit_of(data), model.facts.longest)
-        return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
+        return cls(
+            model,
+            tokens=tokens,
+            max_length=limit.max_length,
+            crop=limit.crop,
+            calibration=calibration,
+            coverage=coverage,
+        )
 
     @property
     def classifier(self) -> Classifier:
@@ -180,8 +218,10 @@ class ClassifierPipeline:
             progress(done, len(texts))
         return Predictions(
             self.label_space,
-            result,
+            result if self.calibration is None else self.calibration.probabilities(result),
             lengths=tokenized.lengths if self.classifier.per_residue else None,
             cropped=tokenized.cropped,
             crop=self.crop,
+            calibration=self.calibration,
+            coverage=self.coverage,
         )

@@ -31,6 +31,7 @@ class BuildIndexSettings(TypedDict, total=False):
 class ClassifySettings(TypedDict, total=False):
     """Settings of :func:`esmeray.classify`."""
 
+    coverage: float | None
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"]
     tokens: int
@@ -62,6 +63,7 @@ class EvaluateSettings(TypedDict, total=False):
     tokens: int
     output: str | Path | None
     part: Literal["all", "training", "validation", "test"] | None
+    calibrate: bool
     baselines: bool
 
 class FitMutantsSettings(TypedDict, total=False):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from numpy.typing import NDArray
 
 from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
+from esmeray.inference.calibration import Calibration
 
 CLASSES = "classes"
 """Name of a classifier's output."""
@@ -31,6 +32,7 @@ class About:
         tokens: token budget of a batch.
         spaces: identity of the vector space of each output; vectors are comparable if it is equal.
         unknown: letters that the vocabulary lacks.
+        calibration: calibration of the classes; None without one.
     """
 
     name: str
@@ -47,6 +49,7 @@ class About:
     random_weights: bool
     spaces: dict[str, str]
     unknown: UnknownLetters = ALL_KNOWN
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True)

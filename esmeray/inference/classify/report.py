@@ -21,10 +21,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esmeray.common.progress import record_bar
-from esmeray.common.statistics import RESAMPLINGS, SHARE
+from esmeray.common.statistics import RESAMPLINGS, SHARE, ratio
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
+from esmeray.inference.calibration import COVERAGE, Checked
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines
 from esmeray.inference.classify.labelled import LabelledTexts
@@ -71,6 +72,11 @@ class Scored:
         """(R,) record index of each residue, for per_residue; otherwise None."""
         return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
 
+    @property
+    def records(self) -> NDArray[np.int64]:
+        """Record index of each row."""
+        return np.arange(len(self.ids)) if self.groups is None else self.groups
+
 
 def scored_by(
     pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
@@ -106,8 +112,12 @@ def evaluation_of(
     trained_N: NDArray[np.bool_] | None = None,
     samples: int = RESAMPLINGS,
     seed: int = 0,
+    checked: Checked | None = None,
+    identities_N: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.
+
+    ``checked``: calibrated predictions and their sets. ``identities_N``: similarity of the records to the training data.
 
     ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
     DivergenceError if a prediction is NaN or infinite.
@@ -135,13 +145,17 @@ def evaluation_of(
         }
 
     residues = {} if groups is None else {"residues": len(targets)}
-    not_in_training = {}
+    not_in_training, calibrated = {}, {}
     # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none, or no others,
     # there is nothing to compare.
     if trained_N is not None and 0 < trained_N.sum() < len(trained_N):
         new_N = ~trained_N
         new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])
         not_in_training = {"not_in_training": {"records": int(new_N.sum()), **new_metrics}}
+    if checked is not None:
+        calibrated = {"coverage": _coverage(scored, checked, identities_N)}
+        if kind != "regression":
+            calibrated["calibrated"] = metrics_of(checked.probabilities)
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
@@ -151,11 +165,32 @@ def evaluation_of(
         **metrics_of(scored.probabilities),
         "in_training": None if trained_N is None else int(trained_N.sum()),
         **not_in_training,
+        **calibrated,
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
         "classes": [
             {"name": name, **metrics} for name, metrics in zip(scored.label_space.names, of_classes, strict=True)
         ],
+    }
+
+
+def _coverage(
+    scored: Scored, checked: Checked, identities_N: NDArray[np.float64] | None
+) -> dict[str, dict[str, float]]:
+    """Coverage and size of the sets, of all records with a true label and by identity with the training data."""
+    known_R = np.isfinite(checked.covered)
+    rows_N = np.bincount(scored.records[known_R], minlength=len(scored.ids))
+    covered_N, sizes_N = (
+        ratio(np.bincount(scored.records[known_R], values_R[known_R], minlength=len(scored.ids)), rows_N)
+        for values_R in (checked.covered, checked.sizes)
+    )
+    groups = {"any": rows_N > 0}
+    if identities_N is not None:
+        groups |= {name: (rows_N > 0) & in_bin_N for name, in_bin_N in identity_bins(identities_N).items()}
+    return {
+        name: {"records": int(mask_N.sum()), "coverage": covered_N[mask_N].mean(), "set_size": sizes_N[mask_N].mean()}
+        for name, mask_N in groups.items()
+        if mask_N.any()
     }
 
 
@@ -167,6 +202,7 @@ def write_report(
     best_of: str | None = None,
     counts: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
+    checked: Checked | None = None,
 ) -> None:
     """Write tables, plots and metrics to an existing folder.
 
@@ -176,7 +212,7 @@ def write_report(
         facts: properties of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
-    _draw(folder, scored)  # first, because the report links the existing plots
+    _draw(folder, scored, checked)  # first, because the report links the existing plots
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     # NaN is not valid JSON; undefined metrics have been left out.
@@ -194,6 +230,8 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     columns: dict[str, Mapping[str, Any]] = {"model": evaluation}
     if "not_in_training" in evaluation:
         columns["model, not trained on"] = evaluation["not_in_training"]
+    if "calibrated" in evaluation:
+        columns["model, calibrated"] = evaluation["calibrated"]
     columns |= evaluation["baselines"]
     # A metric may be undefined for the model and defined for a baseline.
     present = {name for column in columns.values() for name in column["metrics"]}
@@ -211,13 +249,14 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     return [about, "", *table_lines(["metric", *columns], rows), "", note, ""]
 
 
-def _draw(folder: Path, scored: Scored) -> None:
+def _draw(folder: Path, scored: Scored, checked: Checked | None) -> None:
     probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
     if scored.label_space.kind == "regression":
         draw_predictions(folder / "predictions.png", probabilities, targets, names)
         return
     draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
-    draw_reliability(folder / "reliability.png", probabilities, targets)
+    calibrated = None if checked is None else checked.probabilities
+    draw_reliability(folder / "reliability.png", probabilities, targets, calibrated)
     if scored.label_space.kind == "multilabel":
         return
     counts_CC = confusion_matrix(probabilities, targets)
@@ -230,6 +269,9 @@ def _draw(folder: Path, scored: Scored) -> None:
 def _report_text(evaluation: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", "", *metrics_lines(evaluation, evaluation["best_of"])]
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
+    if "coverage" in evaluation:
+        rows = [[name, *(_cell(name, value) for name, value in row.items())] for name, row in evaluation["coverage"].items()]
+        lines += [f"## Sets of coverage {COVERAGE}", "", *table_lines(["identity with training", "records", "coverage", "labels in a set"], rows), ""]
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
             rows = [[name.replace("_", " "), _cell(name, value)] for name, value in entries.items()]

@@ -65,7 +65,8 @@ def takes_vectors(terms: TermsSection) -> bool:
 def open_network(export: Path, terms: TermsSection) -> Network:
     """Open the network that a run exported. Raises DataError if it is damaged."""
     if terms.network == "backbone":
-        pipeline = ClassifierPipeline.load(export)
+        # Uncalibrated, as when the ranker was fitted.
+        pipeline = ClassifierPipeline.load(export, calibrated=False)
         return pipeline.label_space, lambda texts, _: pipeline.predict_clean(texts).probabilities
     model = load_vector_classifier(export)
 

@@ -15,6 +15,7 @@ from esmeray.common.errors import ConfigError, expanded
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.esm import VOCABULARY
+from esmeray.inference.calibration import Calibration
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
@@ -22,7 +23,7 @@ from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
 from esmeray.inference.models.source import find_model
 from esmeray.model.forward_loop import ForwardLoop, Indices, one_by_one
-from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
+from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
 from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection
@@ -44,7 +45,8 @@ class Computer:
     """Served model on a device. The constructor raises the errors of :func:`open_model`."""
 
     def __init__(self, served: ServedModel, device: str) -> None:
-        prediction = prediction_of(find_model(served.source, "models").task)
+        located = find_model(served.source, "models")
+        prediction = prediction_of(located.task)
         precision = served.precision or "fp32"
         tokens = served.tokens or DEFAULT_TOKENS
         if prediction is None:  # use the defaults of embed; classifiers have their own
@@ -65,6 +67,8 @@ class Computer:
         outputs = model.outputs(None if prediction is None else [prediction])
         # Outputs per pair are only for jobs: the pairs of 50,000 residues would take 10 GB.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
+        has_classes = CLASSES in self._outputs
+        self._calibration = Calibration.load(located.folder, model.facts.fingerprint) if has_classes else None
         self.about = self._about(served, tokens)
         self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:
@@ -102,6 +106,10 @@ class Computer:
         """Return the result of each item. Raises ResourceError if one item is out of memory, DataError for NaN."""
         results = self._cached(items) | self._decoded(items)
         results |= self._computed(items, [index for index in range(len(items)) if index not in results])
+        if self._calibration is not None:
+            for index, item in enumerate(items):
+                if item.output == CLASSES:
+                    results[index] = self._calibration.probabilities(results[index])
         return [results[index] for index in range(len(items))]
 
     def _tokenize(self, texts: Sequence[str]) -> Tokenized:
@@ -190,4 +198,5 @@ class Computer:
             random_weights=facts.random_weights,
             spaces=spaces,
             unknown=facts.unknown,
+            calibration=self._calibration,
         )

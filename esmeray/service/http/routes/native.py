@@ -3,7 +3,7 @@
 Shape legend: N sequences, L residues per sequence, D channels, K classes or tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from scipy.special import softmax
 
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
 from esmeray.inference.models.kinds import output_names
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
@@ -32,6 +33,7 @@ from esmeray.service.http.routes.common import (
     reading,
     resolve_request,
 )
+from esmeray.train_config.section import Coverage
 
 router = APIRouter()
 MUTATIONS_AT_ONCE = 200
@@ -45,6 +47,15 @@ class EncodeBody(SequencesBody):
 
     output: str = Field(
         default="mean", pattern=f"^({_ENCODED})$", description="One vector per protein, or one row per residue."
+    )
+
+
+class ClassifyBody(SequencesBody):
+    """Sequences, and the coverage of their conformal sets."""
+
+    coverage: Coverage | None = Field(
+        default=None,
+        description="Share of the true labels that the sets, or intervals of numbers, contain on average; 0.9 is usual.",
     )
 
 
@@ -120,16 +131,20 @@ async def decode(
     )
 
 
-@router.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody))
+@router.post("/v1/classify", name="classify", openapi_extra=documented(ClassifyBody))
 async def classify(
-    request: Request, service: Shared, kind: Accepted, body: Annotated[SequencesBody, Depends(reading(SequencesBody))]
+    request: Request, service: Shared, kind: Accepted, body: Annotated[ClassifyBody, Depends(reading(ClassifyBody))]
 ) -> Response:
     """Probabilities of a classifier's classes, or predicted numbers of a regression.
+
+    With a coverage, answers have the conformal set of each sequence (of each residue, for classes of residues), or the
+    ends of the intervals of numbers.
 
     Tables have a column per class, with its name; for classes of residues they have one column of lists.
     """
     query = resolve_request(service, request, body.model, body.sequences, output=CLASSES, crop=True)
     about = query.about
+    sets = _sets_of(about, body.coverage)
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     cropped = _cropped(about, query.texts)
     content = {
@@ -137,7 +152,7 @@ async def classify(
         "kind": about.label_kind,
         "labels": about.labels,
         "data": (
-            {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
+            {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values), **sets(values)}
             for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
         ),
     }
@@ -259,6 +274,27 @@ def _cropped(about: About, texts: list[str]) -> list[int]:
     if about.longest is None or not about.one_token_per_residue:
         return [0] * len(texts)
     return [max(0, len(text) - about.longest) for text in texts]
+
+
+def _sets_of(about: About, coverage: float | None) -> Callable[[NDArray[np.float32]], dict[str, Any]]:
+    """Return a function from the values of a sequence to its conformal sets or intervals, by field. Raises RefusalError (422)."""
+    calibration = about.calibration
+    if coverage is None:
+        return lambda values: {}
+    if calibration is None:
+        raise RefusalError(422, f"coverage: model {about.name} is not calibrated; leave it out", param="coverage")
+    try:
+        thresholds = calibration.thresholds_of(coverage)
+    except ConfigError as error:
+        raise RefusalError(422, str(error), param="coverage") from None
+    if about.label_kind == "regression":
+        return lambda values: {"lower": values - thresholds, "upper": values + thresholds}
+
+    def sets(values: NDArray[np.float32]) -> dict[str, Any]:
+        named = calibration.sets(np.atleast_2d(values), about.labels, coverage)
+        return {"set": named if values.ndim == 2 else named[0]}
+
+    return sets
 
 
 def _likeliest(about: About, values: NDArray[np.float32]) -> dict[str, Any]:
