@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.sequence_list import clean_list
-from esmeray.inference.calibration import CALIBRATE, Calibration
+from esmeray.inference.calibration import Calibration, thresholds_of
 from esmeray.inference.models.model import Model, TokenizedTexts, limited, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
@@ -41,8 +40,8 @@ class Predictions:
         lengths: (N,) int64, rows per text for per_residue; otherwise None.
         cropped: (N,) int64, tokens per text beyond the pipeline's limit, which were left out.
         crop: part of a longer text that is kept.
-        calibration: what the probabilities were calibrated by; None if they are the model's.
-        coverage: share of the true labels that the sets contain on average; None without sets.
+        thresholds: (1,) maximum of 1 - probability in a conformal set, or (C,) half the width of the intervals of
+            numbers; None without a coverage.
     """
 
     label_space: LabelSpace
@@ -50,8 +49,7 @@ class Predictions:
     lengths: NDArray[np.int64] | None
     cropped: NDArray[np.int64]
     crop: FixedCrop = "start"
-    calibration: Calibration | None = None
-    coverage: float | None = None
+    thresholds: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return self.cropped.size
@@ -80,14 +78,8 @@ class Predictions:
 
     def sets(self) -> list[list[str]]:
         """Return the names in the conformal set of each text, or of each residue of all texts that was not cropped."""
-        assert self.calibration is not None and self.coverage is not None
-        return self.calibration.sets(self.probabilities, self.label_space.names, self.coverage)
-
-    def intervals(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the (N, C) ends of the conformal intervals of predicted numbers."""
-        assert self.calibration is not None and self.coverage is not None
-        widths_C = self.calibration.thresholds_of(self.coverage).astype(np.float32)
-        return self.probabilities - widths_C, self.probabilities + widths_C
+        contained_RC = 1 - self.probabilities <= self.thresholds
+        return [list(compress(self.label_space.names, row)) for row in contained_RC.tolist()]
 
     def kept_residues(self) -> NDArray[np.bool_] | None:
         """(residues of the whole texts,) true for residues with a prediction; None if predictions are per text."""
@@ -116,7 +108,7 @@ class ClassifierPipeline:
         tokens: token budget of a batch, special tokens included; a longer text has its own batch.
         max_length, crop: maximum tokens of a text, without special tokens, and the part of a longer text to keep.
         calibration: calibrates the probabilities; None for the model's own.
-        coverage: coverage of the predictions' sets, which need a calibration; None for no sets.
+        thresholds: thresholds of the predictions' sets; None for no sets.
     """
 
     model: Model
@@ -125,7 +117,7 @@ class ClassifierPipeline:
     max_length: int | None = None
     crop: FixedCrop = "start"
     calibration: Calibration | None = None
-    coverage: float | None = None
+    thresholds: NDArray[np.float64] | None = None
 
     @classmethod
     def load(
@@ -143,10 +135,10 @@ class ClassifierPipeline:
     ) -> "ClassifierPipeline":
         """Load a classifier from an export, or from a run that exported one at its end.
 
-        Length limit and crop come from ``data``, by default from the folder's settings. If the folder has a calibration,
-        probabilities are calibrated, unless ``calibrated`` is false; with a ``coverage``, predictions have sets. Raises
-        ConfigError if there is no classifier, no such device or no calibration for the coverage, DataError if its files
-        are damaged.
+        Length limit and crop come from ``data``, by default from the folder's settings. Probabilities are calibrated if
+        the folder has a calibration and ``calibrated`` is true. With a ``coverage``, predictions have conformal sets.
+        Raises ConfigError if there is no classifier, no such device or no calibration for the coverage, DataError if
+        its files are damaged.
 
         >>> classifier = esmeray.ClassifierPipeline.load("classifier", device="cpu")
         >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
@@ -157,10 +149,6 @@ class ClassifierPipeline:
         folder = exported_by("classifier", source)
         model = open_model(folder, precision, device, stream=stream, weights=weights)
         calibration = Calibration.load(folder, model.facts.fingerprint) if calibrated else None
-        if coverage is not None:
-            if calibration is None:
-                raise ConfigError(f"coverage {coverage}: the model is not calibrated; run {CALIBRATE.format(source)}")
-            calibration.thresholds_of(coverage)  # raises here, before anything is predicted
         limit = model.limit
         if data is not None:
             check_length(data, model.backbone.longest, model.facts.special_tokens, 0)
@@ -171,7 +159,7 @@ class ClassifierPipeline:
             max_length=limit.max_length,
             crop=limit.crop,
             calibration=calibration,
-            coverage=coverage,
+            thresholds=None if coverage is None else thresholds_of(calibration, coverage),
         )
 
     @property
@@ -222,6 +210,5 @@ class ClassifierPipeline:
             lengths=tokenized.lengths if self.classifier.per_residue else None,
             cropped=tokenized.cropped,
             crop=self.crop,
-            calibration=self.calibration,
-            coverage=self.coverage,
+            thresholds=self.thresholds,
         )

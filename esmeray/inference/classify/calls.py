@@ -217,8 +217,8 @@ def evaluate(
         trained_N = in_training(recorded.run, recorded.data, texts.texts)
         if section.calibrate and trained_N is not None and trained_N.any():
             raise DataError(
-                f"{section.input}: {trained_N.sum():,} of its records were in the model's training data; calibrate with "
-                "other records"
+                f"{section.input}: {trained_N.sum():,} of its records were in the model's training data; calibrate "
+                "with other records"
             )
     training = None
     if section.baselines:
@@ -228,21 +228,15 @@ def evaluate(
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.load(folder, data=own.data, calibrated=False, **section.options())
-    from esmeray.inference.calibration import Calibration, cross_fitted, fit  # here: it loads scipy.optimize
+    from esmeray.inference.calibration import Calibration, fit  # here: it loads scipy.optimize
     from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
 
     scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)
-    rows = space.kind, scored.probabilities, scored.targets, scored.records
     fingerprint = pipeline.model.facts.fingerprint
-    calibration = fit(*rows, fingerprint) if section.calibrate else Calibration.load(folder, fingerprint)
-    checked = None
     if section.calibrate:
-        # Each record by a calibration without it: with its own, it would look better than new records.
-        checked = cross_fitted(*rows)
-        calibration.save(folder)
-    elif calibration is not None:
-        checked = calibration.check(scored.probabilities, scored.targets)
-    content = evaluation_of(scored, baselines, trained_N=trained_N, seed=own.run.seed, checked=checked)
+        fit(space.kind, scored.probabilities, scored.targets, scored.records, fingerprint).save(folder)
+    calibration = Calibration.load(folder, fingerprint)
+    content = evaluation_of(scored, baselines, trained_N=trained_N, seed=own.run.seed, calibration=calibration)
     best_metric = own.model.classifier.best_metric
     best_of = None if best_metric == "auto" else best_metric
     training_known = section.input is None or trained_N is not None
@@ -255,8 +249,9 @@ def evaluate(
             **({} if training_known else {"trained on its records": "not known"}),
             "device": str(pipeline.model.device),
             "precision": pipeline.model.facts.precision,
-            "calibration": "none" if calibration is None else str(calibration),
         }
         with made_folder(section.output.absolute(), EVALUATED_BY, overwrite) as building:
-            write_report(building, scored, content, best_of=best_of, counts=counts, facts=facts, checked=checked)
+            write_report(
+                building, scored, content, best_of=best_of, counts=counts, facts=facts, calibration=calibration
+            )
     return ClassifierEvaluation(len(texts.ids), content, counts, best_of, training_known)

@@ -5,11 +5,12 @@ Columns:
 - ``id``
 - ``label``: the prediction in words: names of a multilabel target joined by the separator, or a letter per residue
 - ``probability_NAME`` per class; regression has ``predicted_NAME`` instead, and no label
-- with a coverage, ``set``: names in the conformal set, and ``set_size``, their number; regression has ``lower_NAME`` and
-  ``upper_NAME``
+- with a coverage, ``set``: names in the conformal set, and ``set_size``, their number; regression has ``lower_NAME``
+  and ``upper_NAME``
 
 For per-residue labels a probability is a list in Parquet and numbers separated by blanks in text, NaN for a cropped
-residue. A set is the letters of each residue, separated by blanks, and its size a list. Parquet holds fp32, text six digits.
+residue. A set is the letters of each residue, separated by blanks, and its size a list. Parquet holds fp32, text six
+digits.
 
 Shape legend: N texts, C classes or numbers.
 """
@@ -90,7 +91,7 @@ def predict_all(
 
 def prediction_frame(ids: Sequence[str], predictions: Predictions, separator: str) -> pd.DataFrame:
     """The rows of these ids, with the columns of a file."""
-    names = _schema(predictions.label_space, predictions.coverage is not None).names
+    names = _schema(predictions.label_space, predictions.thresholds is not None).names
     return pd.DataFrame(dict(zip(names, _columns(ids, predictions, separator), strict=True)))
 
 
@@ -116,12 +117,13 @@ def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> li
     else:
         texts = predictions.of_whole_texts(predictions.probabilities, np.nan)
         columns += [[text[:, index] for text in texts] for index in range(predictions.label_space.num_outputs)]
-    return columns if predictions.coverage is None else columns + _set_columns(predictions, separator)
+    return columns if predictions.thresholds is None else columns + _set_columns(predictions, separator)
 
 
 def _set_columns(predictions: Predictions, separator: str) -> list[Any]:
     if predictions.label_space.kind == "regression":
-        return [*np.concatenate(predictions.intervals(), axis=1).T]
+        ends = (predictions.probabilities + sign * predictions.thresholds for sign in (-1, 1))
+        return [values_N for values_NC in ends for values_N in values_NC.T]
     sets = predictions.sets()
     sizes = np.array([*map(len, sets)], dtype=np.int32)
     if predictions.lengths is None:

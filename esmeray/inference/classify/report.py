@@ -21,11 +21,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esmeray.common.progress import record_bar
-from esmeray.common.statistics import RESAMPLINGS, SHARE, ratio
+from esmeray.common.statistics import RESAMPLINGS, SHARE
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
-from esmeray.inference.calibration import COVERAGE, Checked
+from esmeray.inference.calibration import COVERAGE, Calibration, nonconformity, thresholds_of, true_labels
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines
 from esmeray.inference.classify.labelled import LabelledTexts
@@ -46,6 +46,7 @@ from esmeray.model.metrics.classification import (
 _CLASSES_SHOWN = 100
 
 _WITH_UNIT = ("mse", "mae")
+_IDENTITY_EDGES = (0, 0.3, 0.5, 0.7, 0.95, 1.01)
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,13 @@ def evaluation_of(
     trained_N: NDArray[np.bool_] | None = None,
     samples: int = RESAMPLINGS,
     seed: int = 0,
-    checked: Checked | None = None,
+    calibration: Calibration | None = None,
     identities_N: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.
 
-    ``checked``: calibrated predictions and their sets. ``identities_N``: similarity of the records to the training data.
+    ``calibration`` adds calibrated metrics and the coverage of sets, also by ``identities_N``, the identity of each
+    record with the training data.
 
     ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
     DivergenceError if a prediction is NaN or infinite.
@@ -152,10 +154,11 @@ def evaluation_of(
         new_N = ~trained_N
         new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])
         not_in_training = {"not_in_training": {"records": int(new_N.sum()), **new_metrics}}
-    if checked is not None:
-        calibrated = {"coverage": _coverage(scored, checked, identities_N)}
+    if calibration is not None:
+        probabilities = calibration.probabilities(scored.probabilities)
+        calibrated["sets"] = _sets(scored, calibration, probabilities, identities_N)
         if kind != "regression":
-            calibrated["calibrated"] = metrics_of(checked.probabilities)
+            calibrated["calibrated"] = metrics_of(probabilities)
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
@@ -174,24 +177,23 @@ def evaluation_of(
     }
 
 
-def _coverage(
-    scored: Scored, checked: Checked, identities_N: NDArray[np.float64] | None
-) -> dict[str, dict[str, float]]:
+def _sets(
+    scored: Scored, calibration: Calibration, calibrated: NDArray, identities_N: NDArray[np.float64] | None
+) -> list[dict[str, Any]]:
     """Coverage and size of the sets, of all records with a true label and by identity with the training data."""
-    known_R = np.isfinite(checked.covered)
-    rows_N = np.bincount(scored.records[known_R], minlength=len(scored.ids))
-    covered_N, sizes_N = (
-        ratio(np.bincount(scored.records[known_R], values_R[known_R], minlength=len(scored.ids)), rows_N)
-        for values_R in (checked.covered, checked.sizes)
-    )
-    groups = {"any": rows_N > 0}
+    kind, targets = scored.label_space.kind, scored.targets
+    contained = nonconformity(kind, calibrated, targets) <= thresholds_of(calibration, COVERAGE)
+    truth = true_labels(kind, targets, calibrated.shape[1])
+    counts = {"covered": contained & truth, "true": truth, "size": contained, "rows": np.ones((len(truth), 1))}
+    sums = pd.DataFrame({name: labels.sum(axis=1) for name, labels in counts.items()}).groupby(scored.records).sum()
+    shares = pd.DataFrame({"coverage": sums["covered"] / sums["true"]}).dropna()  # without records without a true label
+    if kind != "regression":
+        shares["set_size"] = sums["size"] / sums["rows"]
+    parts = [("all", shares)]
     if identities_N is not None:
-        groups |= {name: (rows_N > 0) & in_bin_N for name, in_bin_N in identity_bins(identities_N).items()}
-    return {
-        name: {"records": int(mask_N.sum()), "coverage": covered_N[mask_N].mean(), "set_size": sizes_N[mask_N].mean()}
-        for name, mask_N in groups.items()
-        if mask_N.any()
-    }
+        bins = pd.cut(identities_N[shares.index], _IDENTITY_EDGES, right=False)
+        parts += [(f"{bounds.left:.0%} to {bounds.right:.0%}", part) for bounds, part in shares.groupby(bins)]
+    return [{"identity": name, "records": len(part), **part.mean().to_dict()} for name, part in parts if len(part)]
 
 
 def write_report(
@@ -202,7 +204,7 @@ def write_report(
     best_of: str | None = None,
     counts: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
-    checked: Checked | None = None,
+    calibration: Calibration | None = None,
 ) -> None:
     """Write tables, plots and metrics to an existing folder.
 
@@ -212,7 +214,7 @@ def write_report(
         facts: properties of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
-    _draw(folder, scored, checked)  # first, because the report links the existing plots
+    _draw(folder, scored, calibration)  # first, because the report links the existing plots
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     # NaN is not valid JSON; undefined metrics have been left out.
@@ -249,13 +251,13 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     return [about, "", *table_lines(["metric", *columns], rows), "", note, ""]
 
 
-def _draw(folder: Path, scored: Scored, checked: Checked | None) -> None:
+def _draw(folder: Path, scored: Scored, calibration: Calibration | None) -> None:
     probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
     if scored.label_space.kind == "regression":
         draw_predictions(folder / "predictions.png", probabilities, targets, names)
         return
     draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
-    calibrated = None if checked is None else checked.probabilities
+    calibrated = None if calibration is None else calibration.probabilities(probabilities)
     draw_reliability(folder / "reliability.png", probabilities, targets, calibrated)
     if scored.label_space.kind == "multilabel":
         return
@@ -269,9 +271,9 @@ def _draw(folder: Path, scored: Scored, checked: Checked | None) -> None:
 def _report_text(evaluation: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", "", *metrics_lines(evaluation, evaluation["best_of"])]
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
-    if "coverage" in evaluation:
-        rows = [[name, *(_cell(name, value) for name, value in row.items())] for name, row in evaluation["coverage"].items()]
-        lines += [f"## Sets of coverage {COVERAGE}", "", *table_lines(["identity with training", "records", "coverage", "labels in a set"], rows), ""]
+    if "sets" in evaluation:
+        rows = [[_cell(name, value) for name, value in row.items()] for row in evaluation["sets"]]
+        lines += [f"## Sets of coverage {COVERAGE}", "", *table_lines([*evaluation["sets"][0]], rows), ""]
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
             rows = [[name.replace("_", " "), _cell(name, value)] for name, value in entries.items()]

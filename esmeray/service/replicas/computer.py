@@ -67,8 +67,7 @@ class Computer:
         outputs = model.outputs(None if prediction is None else [prediction])
         # Outputs per pair are only for jobs: the pairs of 50,000 residues would take 10 GB.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
-        has_classes = CLASSES in self._outputs
-        self._calibration = Calibration.load(located.folder, model.facts.fingerprint) if has_classes else None
+        self._calibration = Calibration.load(located.folder, model.facts.fingerprint)
         self.about = self._about(served, tokens)
         self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:
@@ -106,10 +105,6 @@ class Computer:
         """Return the result of each item. Raises ResourceError if one item is out of memory, DataError for NaN."""
         results = self._cached(items) | self._decoded(items)
         results |= self._computed(items, [index for index in range(len(items)) if index not in results])
-        if self._calibration is not None:
-            for index, item in enumerate(items):
-                if item.output == CLASSES:
-                    results[index] = self._calibration.probabilities(results[index])
         return [results[index] for index in range(len(items))]
 
     def _tokenize(self, texts: Sequence[str]) -> Tokenized:
@@ -129,6 +124,8 @@ class Computer:
 
     def _result(self, output: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return rows of residues (L, C) as they are, and the only row of a protein as a vector (C,)."""
+        if output == CLASSES and self._calibration is not None:
+            rows = self._calibration.probabilities(rows)
         return rows if self._outputs[output].per == "residue" else rows[0]
 
     def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:

@@ -3,7 +3,8 @@
 Shape legend: N sequences, L residues per sequence, D channels, K classes or tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from scipy.special import softmax
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from esmeray.inference.calibration import thresholds_of
 from esmeray.inference.models.kinds import output_names
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
@@ -55,7 +57,7 @@ class ClassifyBody(SequencesBody):
 
     coverage: Coverage | None = Field(
         default=None,
-        description="Share of the true labels that the sets, or intervals of numbers, contain on average; 0.9 is usual.",
+        description="Share of the true labels that sets, or intervals of numbers, contain on average, e.g. 0.9.",
     )
 
 
@@ -144,7 +146,7 @@ async def classify(
     """
     query = resolve_request(service, request, body.model, body.sequences, output=CLASSES, crop=True)
     about = query.about
-    sets = _sets_of(about, body.coverage)
+    thresholds = _thresholds(about, body.coverage, kind)
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     cropped = _cropped(about, query.texts)
     content = {
@@ -152,7 +154,13 @@ async def classify(
         "kind": about.label_kind,
         "labels": about.labels,
         "data": (
-            {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values), **sets(values)}
+            {
+                "id": name,
+                "probabilities": values,
+                "cropped": left_out,
+                **_likeliest(about, values),
+                **_sets(about, values, thresholds),
+            }
             for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
         ),
     }
@@ -276,25 +284,26 @@ def _cropped(about: About, texts: list[str]) -> list[int]:
     return [max(0, len(text) - about.longest) for text in texts]
 
 
-def _sets_of(about: About, coverage: float | None) -> Callable[[NDArray[np.float32]], dict[str, Any]]:
-    """Return a function from the values of a sequence to its conformal sets or intervals, by field. Raises RefusalError (422)."""
-    calibration = about.calibration
+def _thresholds(about: About, coverage: float | None, kind: str) -> NDArray[np.float64] | None:
+    """Return the thresholds of conformal sets; None without a coverage. Raises RefusalError (406, 422)."""
     if coverage is None:
-        return lambda values: {}
-    if calibration is None:
-        raise RefusalError(422, f"coverage: model {about.name} is not calibrated; leave it out", param="coverage")
+        return None
+    if kind:
+        raise RefusalError(406, "coverage: only application/json has sets; ask for it", param="coverage")
     try:
-        thresholds = calibration.thresholds_of(coverage)
+        return thresholds_of(about.calibration, coverage)
     except ConfigError as error:
         raise RefusalError(422, str(error), param="coverage") from None
+
+
+def _sets(about: About, values: NDArray[np.float32], thresholds: NDArray[np.float64] | None) -> dict[str, Any]:
+    """Return the conformal set of a sequence, or of each residue, or the ends of the intervals of numbers."""
+    if thresholds is None:
+        return {}
     if about.label_kind == "regression":
-        return lambda values: {"lower": values - thresholds, "upper": values + thresholds}
-
-    def sets(values: NDArray[np.float32]) -> dict[str, Any]:
-        named = calibration.sets(np.atleast_2d(values), about.labels, coverage)
-        return {"set": named if values.ndim == 2 else named[0]}
-
-    return sets
+        return {"lower": values - thresholds, "upper": values + thresholds}
+    sets = [list(compress(about.labels, row)) for row in (1 - np.atleast_2d(values) <= thresholds).tolist()]
+    return {"set": sets if values.ndim == 2 else sets[0]}
 
 
 def _likeliest(about: About, values: NDArray[np.float32]) -> dict[str, Any]:
