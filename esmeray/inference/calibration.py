@@ -30,8 +30,8 @@ CALIBRATION_FILE = "calibration.json"
 COVERAGE = 0.9
 """Coverage that an evaluation reports."""
 _COMMAND = "esmeray classify evaluate MODEL --evaluate.calibrate true"
-_LEVELS = 1000
-"""Thresholds are stored for coverages in steps of 1 / _LEVELS."""
+LEVELS = 1000
+"""Thresholds are stored for coverages in steps of 1 / LEVELS."""
 _FLOOR = 1e-8
 """Smallest probability whose logarithm is taken. 1 - p of a fp32 probability has no smaller values."""
 
@@ -85,7 +85,7 @@ def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[n
     """
     if calibration is None:
         raise ConfigError(f"coverage {coverage}: the model is not calibrated; calibrate it: {_COMMAND}")
-    level = math.ceil(coverage * _LEVELS - 1e-6)
+    level = math.ceil(coverage * LEVELS - 1e-6)
     if level > min(map(len, calibration.thresholds)):
         needed = math.ceil(coverage / (1 - coverage) - 1e-6)
         raise ConfigError(
@@ -138,7 +138,7 @@ def quantiles(scores_I: NDArray, records_I: NDArray) -> list[float]:
     order_I = np.argsort(scores_I, kind="stable")
     # One further record, the one to predict, could have any score.
     reached_I = np.cumsum(1 / labels_n[record_I[order_I]]) / (len(labels_n) + 1)
-    first = np.searchsorted(reached_I, np.arange(1, _LEVELS) / _LEVELS - 1e-9)
+    first = np.searchsorted(reached_I, np.arange(1, LEVELS) / LEVELS - 1e-9)
     return scores_I[order_I[first[first < len(order_I)]]].astype(float).tolist()
 
 

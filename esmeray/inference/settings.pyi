@@ -93,6 +93,7 @@ class PredictFunctionsSettings(TypedDict, total=False):
     format: Literal["cafa", "cafa6"]
     terms: int | None
     part: Literal["ranker", "blend", "naive", "homology", "neighbours", "network"]
+    coverage: float | None
 
 class ProposeSettings(TypedDict, total=False):
     """Settings of :func:`esmeray.propose`."""

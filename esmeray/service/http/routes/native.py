@@ -144,9 +144,9 @@ async def classify(
 
     Tables have a column per class, with its name; for classes of residues they have one column of lists.
     """
+    about = about_of(service, request, body.model, CLASSES)
+    thresholds = _thresholds(about, body.coverage, kind)  # refused before the request counts in the key's rate
     query = resolve_request(service, request, body.model, body.sequences, output=CLASSES, crop=True)
-    about = query.about
-    thresholds = _thresholds(about, body.coverage, kind)
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     cropped = _cropped(about, query.texts)
     content = {
