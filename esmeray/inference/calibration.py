@@ -30,8 +30,8 @@ CALIBRATION_FILE = "calibration.json"
 COVERAGE = 0.9
 """Coverage that an evaluation reports."""
 _COMMAND = "esmeray classify evaluate MODEL --evaluate.calibrate true"
-LEVELS = 1000
-"""Thresholds are stored for coverages in steps of 1 / LEVELS."""
+_LEVELS = 1000
+"""Thresholds are stored for coverages in steps of 1 / _LEVELS."""
 _FLOOR = 1e-8
 """Smallest probability whose logarithm is taken. 1 - p of a fp32 probability has no smaller values."""
 
@@ -40,25 +40,24 @@ class Calibration(BaseModel):
     """Content of calibration.json.
 
     Attributes:
-        fingerprint: identity of the model that was calibrated.
         records: number of calibrating records.
-        temperature: divisor of the logits; 1 for regression.
-        thresholds: largest nonconformity in a set, for coverages of 0.001, 0.002 ... up to n / (n + 1): one list, or
-            for regression one per column.
+        thresholds: largest nonconformity in a set, for coverages of 0.001, 0.002 ... up to n / (n + 1): one list, for
+            regression one per column, for terms one per group of proteins.
+        temperature: divisor of the logits; 1 for regression and terms.
+        fingerprint: identity of the model that was calibrated; empty if the calibration is part of a run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    fingerprint: str
     kind: TargetKind
     records: int
-    temperature: float
     thresholds: list[list[float]]
+    temperature: float = 1.0
+    fingerprint: str = ""
 
     @classmethod
-    def load(cls, folder: Path, fingerprint: str) -> "Calibration | None":
-        """Load the calibration of an export; None without one. Raises DataError for damage or another model's."""
-        path = folder / CALIBRATION_FILE
+    def load(cls, path: Path, fingerprint: str = "") -> "Calibration | None":
+        """Load a calibration; None without the file. Raises DataError if it is damaged, or belongs to other weights."""
         if not path.is_file():
             return None
         calibration = read_settings_of(path, "calibration", cls.model_validate)
@@ -66,12 +65,15 @@ class Calibration(BaseModel):
             raise DataError(f"{path}: belongs to other weights; calibrate this model: {_COMMAND}")
         return calibration
 
-    def save(self, folder: Path) -> None:
+    def save(self, path: Path) -> None:
+        write_settings(path, self.model_dump())
+
+    def save_with(self, export: Path) -> None:
         """Add the calibration to an export, whose other files stay as they are."""
-        with grown_folder(folder, folder, MADE_BY) as building:
+        with grown_folder(export, export, MADE_BY) as building:
             path = building / CALIBRATION_FILE
             path.unlink(missing_ok=True)  # a hard link to the previous one
-            write_settings(path, self.model_dump())
+            self.save(path)
 
     def probabilities(self, predicted_RC: NDArray) -> NDArray[np.float32]:
         """Return (R, C) calibrated probabilities; numbers stay as they are."""
@@ -79,20 +81,24 @@ class Calibration(BaseModel):
 
 
 def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[np.float64]:
-    """Return the largest nonconformity in a set, (1,), or for regression half the width of the intervals, (C,).
+    """Return the largest nonconformity in a set, one for each list of thresholds.
 
     Raises ConfigError if the model is not calibrated, or by too few records for this coverage.
     """
     if calibration is None:
-        raise ConfigError(f"coverage {coverage}: the model is not calibrated; calibrate it: {_COMMAND}")
-    level = math.ceil(coverage * LEVELS - 1e-6)
-    if level > min(map(len, calibration.thresholds)):
+        raise ConfigError(
+            f"coverage {coverage}: the model is not calibrated; calibrate a classifier ({_COMMAND}), or train a model of "
+            "functions again"
+        )
+    level = math.ceil(coverage * _LEVELS - 1e-6)
+    reached = min(map(len, calibration.thresholds))
+    if level > reached:
         needed = math.ceil(coverage / (1 - coverage) - 1e-6)
         raise ConfigError(
-            f"coverage {coverage}: needs at least {needed:,} calibrating records with a true label, or a number in "
-            f"each column, but {calibration.records:,} gave fewer; calibrate with more, or lower the coverage"
+            f"coverage {coverage}: the calibration with {calibration.records:,} records reaches at most "
+            f"{reached / _LEVELS}; lower it, or calibrate with more records (at least {needed:,} with a target)"
         )
-    return np.array([column[level - 1] for column in calibration.thresholds])
+    return np.array([values[level - 1] for values in calibration.thresholds])
 
 
 def fit(kind: TargetKind, predicted_RC: NDArray, targets: NDArray, records_R: NDArray, fingerprint: str) -> Calibration:
@@ -106,8 +112,8 @@ def fit(kind: TargetKind, predicted_RC: NDArray, targets: NDArray, records_R: ND
     predicted_RC, targets, records_R = predicted_RC[known], targets[known], records_R[known]
     logits = _logits(kind, predicted_RC)
     temperature = 1.0 if kind == "regression" else _temperature(kind, logits, targets)
-    scores_RC = nonconformity(kind, _softened(kind, logits, temperature), targets)
-    truth_RC = true_labels(kind, targets, scores_RC.shape[1])
+    scores_RC = _nonconformity(kind, _softened(kind, logits, temperature), targets)
+    truth_RC = _true_labels(kind, targets, scores_RC.shape[1])
     # Columns of numbers have different units, so each has its own thresholds.
     columns = np.arange(scores_RC.shape[1])
     groups = [truth_RC & (columns == column) for column in columns] if kind == "regression" else [truth_RC]
@@ -120,12 +126,30 @@ def fit(kind: TargetKind, predicted_RC: NDArray, targets: NDArray, records_R: ND
     )
 
 
-def nonconformity(kind: TargetKind, calibrated_RC: NDArray, targets: NDArray) -> NDArray:
+def set_metrics(
+    calibration: Calibration, calibrated_RC: NDArray, targets: NDArray, records_R: NDArray
+) -> dict[str, float]:
+    """Return the coverage and the mean size of sets of COVERAGE, over the records with a true label."""
+    kind = calibration.kind
+    contained_RC = _nonconformity(kind, calibrated_RC, targets) <= thresholds_of(calibration, COVERAGE)
+    truth_RC = _true_labels(kind, targets, calibrated_RC.shape[1])
+    counts = (contained_RC & truth_RC, truth_RC, contained_RC, np.ones((len(truth_RC), 1)))
+    covered_N, true_N, sizes_N, rows_N = (np.bincount(records_R, values.sum(axis=1)) for values in counts)
+    known_N = true_N > 0
+    if not known_N.any():
+        return {}
+    coverage = {f"coverage_of_{COVERAGE}": float((covered_N[known_N] / true_N[known_N]).mean())}
+    # The set of a number is an interval.
+    size = {} if kind == "regression" else {"set_size": float((sizes_N[known_N] / rows_N[known_N]).mean())}
+    return coverage | size
+
+
+def _nonconformity(kind: TargetKind, calibrated_RC: NDArray, targets: NDArray) -> NDArray:
     """Return (R, C) nonconformity of every label, or of the measured numbers."""
     return np.abs(calibrated_RC - targets) if kind == "regression" else 1 - calibrated_RC
 
 
-def true_labels(kind: TargetKind, targets: NDArray, columns: int) -> NDArray[np.bool_]:
+def _true_labels(kind: TargetKind, targets: NDArray, columns: int) -> NDArray[np.bool_]:
     """Return (R, C) True for true labels, or known numbers."""
     if kind == "regression":
         return np.isfinite(targets)
@@ -138,7 +162,7 @@ def quantiles(scores_I: NDArray, records_I: NDArray) -> list[float]:
     order_I = np.argsort(scores_I, kind="stable")
     # One further record, the one to predict, could have any score.
     reached_I = np.cumsum(1 / labels_n[record_I[order_I]]) / (len(labels_n) + 1)
-    first = np.searchsorted(reached_I, np.arange(1, LEVELS) / LEVELS - 1e-9)
+    first = np.searchsorted(reached_I, np.arange(1, _LEVELS) / _LEVELS - 1e-9)
     return scores_I[order_I[first[first < len(order_I)]]].astype(float).tolist()
 
 

@@ -17,7 +17,7 @@ from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.sequence_list import clean_list
-from esmeray.inference.calibration import Calibration, thresholds_of
+from esmeray.inference.calibration import CALIBRATION_FILE, Calibration, thresholds_of
 from esmeray.inference.models.model import Model, TokenizedTexts, limited, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
@@ -148,7 +148,7 @@ class ClassifierPipeline:
         # With its own length limit a tool can use more of a text than training did; by default both are the same.
         folder = exported_by("classifier", source)
         model = open_model(folder, precision, device, stream=stream, weights=weights)
-        calibration = Calibration.load(folder, model.facts.fingerprint) if calibrated else None
+        calibration = Calibration.load(folder / CALIBRATION_FILE, model.facts.fingerprint) if calibrated else None
         limit = model.limit
         if data is not None:
             check_length(data, model.backbone.longest, model.facts.special_tokens, 0)

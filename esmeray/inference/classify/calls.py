@@ -228,14 +228,14 @@ def evaluate(
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.load(folder, data=own.data, calibrated=False, **section.options())
-    from esmeray.inference.calibration import Calibration, fit  # here: it loads scipy.optimize
+    from esmeray.inference.calibration import CALIBRATION_FILE, Calibration, fit  # here: it loads scipy.optimize
     from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
 
     scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)
     fingerprint = pipeline.model.facts.fingerprint
     if section.calibrate:
-        fit(space.kind, scored.probabilities, scored.targets, scored.records, fingerprint).save(folder)
-    calibration = Calibration.load(folder, fingerprint)
+        fit(space.kind, scored.probabilities, scored.targets, scored.records, fingerprint).save_with(folder)
+    calibration = Calibration.load(folder / CALIBRATION_FILE, fingerprint)
     content = evaluation_of(scored, baselines, trained_N=trained_N, seed=own.run.seed, calibration=calibration)
     best_metric = own.model.classifier.best_metric
     best_of = None if best_metric == "auto" else best_metric

@@ -25,7 +25,7 @@ from esmeray.common.statistics import RESAMPLINGS, SHARE
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
-from esmeray.inference.calibration import COVERAGE, Calibration, nonconformity, thresholds_of, true_labels
+from esmeray.inference.calibration import Calibration, set_metrics
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines
 from esmeray.inference.classify.labelled import LabelledTexts
@@ -46,7 +46,6 @@ from esmeray.model.metrics.classification import (
 _CLASSES_SHOWN = 100
 
 _WITH_UNIT = ("mse", "mae")
-_IDENTITY_EDGES = (0, 0.3, 0.5, 0.7, 0.95, 1.01)
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,10 @@ def evaluation_of(
     samples: int = RESAMPLINGS,
     seed: int = 0,
     calibration: Calibration | None = None,
-    identities_N: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.
 
-    ``calibration`` adds calibrated metrics and the coverage of sets, also by ``identities_N``, the identity of each
-    record with the training data.
+    ``calibration`` adds the calibration error that it leaves, and the coverage and size of conformal sets.
 
     ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
     DivergenceError if a prediction is NaN or infinite.
@@ -141,24 +138,25 @@ def evaluation_of(
             # make intervals too narrow.
             groups=None if groups is None else groups[rows],
         )
+        metrics = classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows)
+        if calibration is not None and predictions is scored.probabilities:
+            calibrated = calibration.probabilities(predictions[rows])
+            after = classification_metrics(kind, calibrated, targets[rows], weights_of_rows)
+            metrics |= {"ece_calibrated": after["ece"]} if "ece" in after else {}
+            metrics |= set_metrics(calibration, calibrated, targets[rows], scored.records[rows])
         return {
-            "metrics": classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows),
+            "metrics": metrics,
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
     residues = {} if groups is None else {"residues": len(targets)}
-    not_in_training, calibrated = {}, {}
+    not_in_training = {}
     # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none, or no others,
     # there is nothing to compare.
     if trained_N is not None and 0 < trained_N.sum() < len(trained_N):
         new_N = ~trained_N
         new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])
         not_in_training = {"not_in_training": {"records": int(new_N.sum()), **new_metrics}}
-    if calibration is not None:
-        probabilities = calibration.probabilities(scored.probabilities)
-        calibrated["sets"] = _sets(scored, calibration, probabilities, identities_N)
-        if kind != "regression":
-            calibrated["calibrated"] = metrics_of(probabilities)
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
@@ -168,32 +166,12 @@ def evaluation_of(
         **metrics_of(scored.probabilities),
         "in_training": None if trained_N is None else int(trained_N.sum()),
         **not_in_training,
-        **calibrated,
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
         "classes": [
             {"name": name, **metrics} for name, metrics in zip(scored.label_space.names, of_classes, strict=True)
         ],
     }
-
-
-def _sets(
-    scored: Scored, calibration: Calibration, calibrated: NDArray, identities_N: NDArray[np.float64] | None
-) -> list[dict[str, Any]]:
-    """Coverage and size of the sets, of all records with a true label and by identity with the training data."""
-    kind, targets = scored.label_space.kind, scored.targets
-    contained = nonconformity(kind, calibrated, targets) <= thresholds_of(calibration, COVERAGE)
-    truth = true_labels(kind, targets, calibrated.shape[1])
-    counts = {"covered": contained & truth, "true": truth, "size": contained, "rows": np.ones((len(truth), 1))}
-    sums = pd.DataFrame({name: labels.sum(axis=1) for name, labels in counts.items()}).groupby(scored.records).sum()
-    shares = pd.DataFrame({"coverage": sums["covered"] / sums["true"]}).dropna()  # without records without a true label
-    if kind != "regression":
-        shares["set_size"] = sums["size"] / sums["rows"]
-    parts = [("all", shares)]
-    if identities_N is not None:
-        bins = pd.cut(identities_N[shares.index], _IDENTITY_EDGES, right=False)
-        parts += [(f"{bounds.left:.0%} to {bounds.right:.0%}", part) for bounds, part in shares.groupby(bins)]
-    return [{"identity": name, "records": len(part), **part.mean().to_dict()} for name, part in parts if len(part)]
 
 
 def write_report(
@@ -232,8 +210,6 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     columns: dict[str, Mapping[str, Any]] = {"model": evaluation}
     if "not_in_training" in evaluation:
         columns["model, not trained on"] = evaluation["not_in_training"]
-    if "calibrated" in evaluation:
-        columns["model, calibrated"] = evaluation["calibrated"]
     columns |= evaluation["baselines"]
     # A metric may be undefined for the model and defined for a baseline.
     present = {name for column in columns.values() for name in column["metrics"]}
@@ -271,9 +247,6 @@ def _draw(folder: Path, scored: Scored, calibration: Calibration | None) -> None
 def _report_text(evaluation: Mapping[str, Any]) -> str:
     lines = ["# Evaluation", "", *metrics_lines(evaluation, evaluation["best_of"])]
     lines += _classes_section(evaluation["kind"], evaluation["classes"])
-    if "sets" in evaluation:
-        rows = [[_cell(name, value) for name, value in row.items()] for row in evaluation["sets"]]
-        lines += [f"## Sets of coverage {COVERAGE}", "", *table_lines([*evaluation["sets"][0]], rows), ""]
     for title, entries in (("Records", evaluation["counts"]), ("About", evaluation["facts"])):
         if entries:
             rows = [[name.replace("_", " "), _cell(name, value)] for name, value in entries.items()]

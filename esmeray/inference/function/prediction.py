@@ -45,6 +45,7 @@ from esmeray.function.ranker import Ranker, fit_ranker, scored
 from esmeray.function.section import EvaluationSection, PredictTermsSection
 from esmeray.function.submission import check_submission
 from esmeray.function.vectors import Vectors, read_vectors
+from esmeray.inference.calibration import Calibration, thresholds_of
 from esmeray.inference.function.parts import Parts, takes_vectors
 from esmeray.inference.function.sets import fit_sets, in_sets
 from esmeray.inference.function.vectors import load_known, save_known, vectors_of
@@ -107,7 +108,7 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         ranker.save(folder / f"ranker_{name}.npz")
         predicted = {**scores, "blend": summed, "ranker": scored(crossed_K, pairs, aspect.aspect)}
         sets = fit_sets(predicted["ranker"], aspect.terms[rows], *parts.similarity(name, queries, queried))
-        (folder / f"sets_{name}.json").write_text(json.dumps(sets), encoding="utf-8")
+        sets.save(folder / f"sets_{name}.json")
         blend[name] = {"weights": weights, "proteins": len(rows), "validation": _values(data, name, rows, predicted)}
     return blend
 
@@ -206,6 +207,9 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
                 f"{run}: was trained by a version without rankers; give --predict.part blend, or train again"
             )
         rankers = {name: Ranker.load(verified(path)) for name, path in files.items()}
+    if options.coverage is not None:
+        for name in weights:  # refused before anything is computed
+            thresholds_of(Calibration.load(run / FOLDER / f"sets_{name}.json"), options.coverage)
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum identifies the run, because the blend depends on all of its parts.
@@ -269,11 +273,8 @@ def _predict(
                 # Propagated after rounding, so that a parent's score is never below its child's.
                 predicted[name] = propagate(_thousandths(summed), aspect)
                 if options.coverage is not None:
-                    path = run / FOLDER / f"sets_{name}.json"
-                    if not path.is_file():
-                        raise ConfigError(f"{run}: was trained by a version without sets; train again")
-                    thresholds = read_json(verified(path), "train again")
-                    contained = in_sets(summed, *parts.similarity(name, queries), thresholds, options.coverage)
+                    sets = Calibration.load(run / FOLDER / f"sets_{name}.json")
+                    contained = in_sets(summed, *parts.similarity(name, queries), sets, options.coverage)
                     # Terms without a score stay as explicit zeros.
                     predicted[name] = csr_array(
                         (predicted[name].toarray()[contained], np.nonzero(contained)), contained.shape

@@ -8,14 +8,11 @@ most terms, so those without a score follow behind, by frequency.
 Shape legend: N proteins, V terms of an aspect.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from esmeray.common.errors import ConfigError
-from esmeray.inference.calibration import LEVELS, quantiles
+from esmeray.inference.calibration import Calibration, quantiles, thresholds_of
 
 _EDGES = (0.3, 0.6, 1.0)
 """Bounds of the groups: bits per residue of the best hit. Identical proteins have about 2."""
@@ -25,8 +22,8 @@ _MIN_GROUP = 50
 
 def fit_sets(
     scores: csr_array, terms: csr_array, frequency_V: NDArray[np.float64], nearest_N: NDArray[np.float64]
-) -> list[list[float]]:
-    """Return the thresholds of each group by coverage, up to the highest coverage that scores and frequencies reach."""
+) -> Calibration:
+    """Return the thresholds of each group, up to the highest coverage that scores and frequencies reach."""
     distance_NV = _distance(scores, frequency_V)
     group_N = np.digitize(nearest_N, _EDGES)
     thresholds = []
@@ -36,23 +33,19 @@ def fit_sets(
             chosen_N[:] = True
         rows, columns = np.nonzero(terms.toarray() & chosen_N[:, None])
         thresholds.append([value for value in quantiles(distance_NV[rows, columns], rows) if value < 2])
-    return thresholds
+    return Calibration(kind="multilabel", records=len(nearest_N), thresholds=thresholds)
 
 
 def in_sets(
     scores: csr_array,
     frequency_V: NDArray[np.float64],
     nearest_N: NDArray[np.float64],
-    thresholds: list[list[float]],
+    calibration: Calibration | None,
     coverage: float,
 ) -> NDArray[np.bool_]:
     """Return (N, V) True for terms in the set of their protein. Raises ConfigError if no set has this coverage."""
-    level = math.ceil(coverage * LEVELS - 1e-6)
-    reached = min(map(len, thresholds))
-    if level > reached:
-        raise ConfigError(f"--predict.coverage {coverage}: the run's sets reach at most {reached / LEVELS}; lower it")
-    bounds_N = np.array([values[level - 1] for values in thresholds])[np.digitize(nearest_N, _EDGES)]
-    return _distance(scores, frequency_V) <= bounds_N[:, None]
+    thresholds_N = thresholds_of(calibration, coverage)[np.digitize(nearest_N, _EDGES)]
+    return _distance(scores, frequency_V) <= thresholds_N[:, None]
 
 
 def _distance(scores: csr_array, frequency_V: NDArray[np.float64]) -> NDArray[np.float32]:

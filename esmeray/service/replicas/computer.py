@@ -15,7 +15,7 @@ from esmeray.common.errors import ConfigError, expanded
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.esm import VOCABULARY
-from esmeray.inference.calibration import Calibration
+from esmeray.inference.calibration import CALIBRATION_FILE, Calibration
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
@@ -67,7 +67,7 @@ class Computer:
         outputs = model.outputs(None if prediction is None else [prediction])
         # Outputs per pair are only for jobs: the pairs of 50,000 residues would take 10 GB.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
-        self._calibration = Calibration.load(located.folder, model.facts.fingerprint)
+        self._calibration = Calibration.load(located.folder / CALIBRATION_FILE, model.facts.fingerprint)
         self.about = self._about(served, tokens)
         self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:

@@ -338,7 +338,9 @@ def test_a_calibrated_classifier_answers_with_sets(serving: Serving, tmp_path: P
     folder = export_tiny(tmp_path / "model", classifier_config(kind, labels=labels))
     thresholds = [[0.6] * 950] * (2 if kind == "regression" else 1)
     fingerprint = ClassifierPipeline.load(folder, device="cpu").model.facts.fingerprint
-    Calibration(fingerprint=fingerprint, kind=kind, records=19, temperature=3.0, thresholds=thresholds).save(folder)
+    Calibration(fingerprint=fingerprint, kind=kind, records=19, temperature=3.0, thresholds=thresholds).save_with(
+        folder
+    )
     replica = ModelReplica(ServedModel(name="a", source=str(folder), **PRECISION).model_dump(), "cpu", "1")
     with serving.client({"a": Call(replica.about, replica.run, replica.tokens)}) as client:
         body = {"sequences": ["MKTAYIAKQR"], "coverage": 0.9}
@@ -349,7 +351,7 @@ def test_a_calibrated_classifier_answers_with_sets(serving: Serving, tmp_path: P
             np.testing.assert_allclose(item["upper"], np.array(item["probabilities"]) + 0.6, atol=1e-6)
         else:
             assert (item["set"] if kind == "per_residue" else [item["set"]]) == predicted.sets()
-        assert "needs at least 99" in problem(client.post("/v1/classify", json={**body, "coverage": 0.99}), 422)
+        assert "at least 99 with a target" in problem(client.post("/v1/classify", json={**body, "coverage": 0.99}), 422)
         assert "only application/json" in problem(
             client.post("/v1/classify", json=body, headers={"Accept": ARROW}), 406
         )
