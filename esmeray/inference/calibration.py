@@ -87,8 +87,8 @@ def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[n
     """
     if calibration is None:
         raise ConfigError(
-            f"coverage {coverage}: the model is not calibrated; calibrate a classifier ({_COMMAND}), or train a model of "
-            "functions again"
+            f"coverage {coverage}: the model is not calibrated; calibrate a classifier ({_COMMAND}), or train a run of "
+            "function prediction again"
         )
     level = math.ceil(coverage * _LEVELS - 1e-6)
     reached = min(map(len, calibration.thresholds))

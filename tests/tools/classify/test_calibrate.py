@@ -62,7 +62,7 @@ def test_a_calibrated_model_predicts_sets_on_the_command_line(calibrate, command
 def test_a_calibration_belongs_to_its_weights_and_is_required_for_sets(calibrate, command, tmp_path):
     model = calibrate("multiclass")
     other = export_tiny(tmp_path / "other", classifier_config(), seed=1)
-    with pytest.raises(ConfigError, match="not calibrated; calibrate a classifier .esmeray classify evaluate"):
+    with pytest.raises(ConfigError, match="the model is not calibrated"):
         ClassifierPipeline.load(other, coverage=0.9)
     text = (model / "calibration.json").read_text()
     (other / "calibration.json").write_text(text)

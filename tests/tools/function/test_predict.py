@@ -112,7 +112,9 @@ def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path
     for path in (without / "function").glob("sets_*.json"):
         path.unlink()
     command.refused(
-        2, "or train a model of functions again", *prediction_of(without, sample / "test.fasta", output, *options)
+        2,
+        "or train a run of function prediction again",
+        *prediction_of(without, sample / "test.fasta", output, *options),
     )
 
 
