@@ -104,11 +104,9 @@ def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[n
 def fit(kind: TargetKind, predicted_RC: NDArray, targets: NDArray, records_R: NDArray, fingerprint: str) -> Calibration:
     """Calibrate with predictions and targets of held-out records; ``records_R`` is the record of each row.
 
-    Raises DataError if no record has a target.
+    Raises ConfigError if they are too few for sets of COVERAGE.
     """
     known = has_target(targets)
-    if not known.any():
-        raise DataError("no record has a target to calibrate with")
     predicted_RC, targets, records_R = predicted_RC[known], targets[known], records_R[known]
     logits = _logits(kind, predicted_RC)
     temperature = 1.0 if kind == "regression" else _temperature(kind, logits, targets)
@@ -117,13 +115,15 @@ def fit(kind: TargetKind, predicted_RC: NDArray, targets: NDArray, records_R: ND
     # Columns of numbers have different units, so each has its own thresholds.
     columns = np.arange(scores_RC.shape[1])
     groups = [truth_RC & (columns == column) for column in columns] if kind == "regression" else [truth_RC]
-    return Calibration(
+    calibration = Calibration(
         fingerprint=fingerprint,
         kind=kind,
         records=len(np.unique(records_R)),
         temperature=temperature,
         thresholds=[quantiles(scores_RC[mask_RC], records_R[np.nonzero(mask_RC)[0]]) for mask_RC in groups],
     )
+    thresholds_of(calibration, COVERAGE)
+    return calibration
 
 
 def set_metrics(

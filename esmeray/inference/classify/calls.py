@@ -57,9 +57,6 @@ class ClassifySection(ClassifierRunSection):
     """Add conformal sets, or intervals of numbers, that contain on average this share of a record's true labels. Needs
     a calibrated model."""
 
-    def options(self) -> dict[str, Any]:
-        return {**super().options(), "coverage": self.coverage}
-
 
 class ClassifyEvaluateSection(ClassifierRunSection):
     """Records, report, and how the classifier runs."""
@@ -103,7 +100,7 @@ def opened_classification(model: str | Path, section: ClassifySection, overrides
         raise DataError("no records left after data.ingest and data.labels were applied")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    pipeline = ClassifierPipeline.load(folder, data=config.data, **section.options())
+    pipeline = ClassifierPipeline.load(folder, data=config.data, coverage=section.coverage, **section.options())
     return Classification(pipeline, stream, chain(first, chunks), config.data.labels.separator)
 
 
