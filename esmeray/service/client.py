@@ -230,7 +230,7 @@ class Client:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        finally:  # also if the caller left the stream early, and nobody reads the later answers
+        finally:  # also if the caller left the stream early, and the later answers have no reader
             for request in waiting:
                 request.cancel()
 
