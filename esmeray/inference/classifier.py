@@ -78,6 +78,7 @@ class Predictions:
 
     def sets(self) -> list[list[str]]:
         """Return the names in the conformal set of each text, or of each residue of all texts that was not cropped."""
+        assert self.thresholds is not None, "only with a coverage"
         contained_RC = 1 - self.probabilities <= self.thresholds
         return [list(compress(self.label_space.names, row)) for row in contained_RC.tolist()]
 

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from esmeray.common.progress import record_bar
 from esmeray.dataset.labels.label_space import LabelSpace
@@ -117,12 +118,14 @@ def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> li
     else:
         texts = predictions.of_whole_texts(predictions.probabilities, np.nan)
         columns += [[text[:, index] for text in texts] for index in range(predictions.label_space.num_outputs)]
-    return columns if predictions.thresholds is None else columns + _set_columns(predictions, separator)
+    if predictions.thresholds is not None:
+        columns += _set_columns(predictions, predictions.thresholds, separator)
+    return columns
 
 
-def _set_columns(predictions: Predictions, separator: str) -> list[Any]:
+def _set_columns(predictions: Predictions, thresholds: NDArray[np.float64], separator: str) -> list[Any]:
     if predictions.label_space.kind == "regression":
-        ends = (predictions.probabilities + sign * predictions.thresholds for sign in (-1, 1))
+        ends = (predictions.probabilities + sign * thresholds for sign in (-1, 1))
         return [values_N for values_NC in ends for values_N in values_NC.T]
     sets = predictions.sets()
     sizes = np.array([*map(len, sets)], dtype=np.int32)

@@ -47,8 +47,8 @@ _CLASSES_SHOWN = 100
 
 _WITH_UNIT = ("mse", "mae")
 _IDENTITY_EDGES = (0, 0.3, 0.5, 0.7, 0.95, 1.01)
-_NEAR_COPIES = "≥ 95 %"
-_IDENTITY_BINS = ("< 30 %", "30–50 %", "50–70 %", "70–95 %", _NEAR_COPIES)
+_NEAR_COPIES = "95–100 %"
+_IDENTITY_BINS = ("below 30 %", "30–50 %", "50–70 %", "70–95 %", _NEAR_COPIES)
 
 
 @dataclass(frozen=True)
@@ -242,13 +242,14 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
 
 def _identity_lines(evaluation: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Markdown table of the metrics by identity with the training proteins, and a warning about near copies."""
-    by_identity = evaluation["by_identity"]
+    by_identity = evaluation.get("by_identity", {})  # fitted mutants have none
     if not by_identity:
         return []
     compared = sum(metrics["records"] for metrics in by_identity.values())
     columns = {f"{name}, {metrics['records']:,} records": metrics for name, metrics in by_identity.items()}
     lines = [
-        f"By identity with the nearest training protein, in an alignment over 80 % of both ({compared:,} records):",
+        "By identity with the nearest training protein, in an alignment over 80 % of both "
+        f"({compared:,} records{', a random sample' if compared < evaluation['records'] else ''}):",
         "",
         *_metric_table(columns, names),
         "",
