@@ -28,6 +28,17 @@ class BuildIndexSettings(TypedDict, total=False):
     metric: Literal["cosine", "dot", "l2"] | None
     name: str | None
 
+class ChooseLayerSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.choose_layer`."""
+
+    device: str | None
+    precision: Literal["fp32", "bf16", "fp16"] | None
+    tokens: int | None
+    retrieval: bool
+    report: str | Path | None
+    output: str | Path | None
+    seed: int
+
 class ClassifySettings(TypedDict, total=False):
     """Settings of :func:`esmeray.classify`."""
 
@@ -48,6 +59,7 @@ class DesignSettings(TypedDict, total=False):
     number: int
     fix: str
     omit: str
+    bias: str | Path | None
     tie: str
     temperature: float
     steps: int
