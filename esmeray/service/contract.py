@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
+from esmeray.inference.calibration import Calibration
 
 CLASSES, LIKELIHOOD = "classes", "pseudo_log_likelihood"
 """Names of a classifier's output, and of the output that takes a pass per residue."""
@@ -35,6 +36,7 @@ class About:
         tokens: token budget of a batch.
         spaces: identity of the vector space of each output; vectors are comparable if it is equal.
         unknown: letters that the vocabulary lacks.
+        calibration: calibration of the classes; None without one.
         notes: lines on published weights, for readers of results.
     """
 
@@ -52,6 +54,7 @@ class About:
     random_weights: bool
     spaces: dict[str, str]
     unknown: UnknownLetters = ALL_KNOWN
+    calibration: Calibration | None = None
     notes: tuple[str, ...] = ()
 
 
