@@ -30,7 +30,7 @@ class AutoregressiveDesigner:
     """Designer by ProteinMPNN; see :class:`~esmeray.inference.design.sampling.Designer`."""
 
     labels: tuple[str, ...] = ()
-    unsupported: tuple[str, ...] = "label", "length", "steps", "guidance"
+    unsupported: tuple[str, ...] = "length", "steps", "guidance"
     draws = 4
 
     def __init__(self, model: ProteinMPNN, weights: str) -> None:

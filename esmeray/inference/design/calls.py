@@ -143,18 +143,16 @@ def design(
         items = [Structure.unknown("free", "X" * section.length)] if section.length else structures_of(section)
         known = None if section.known is None else Store(section.known)
         letter_biases = {} if section.bias is None else read_bias(section.bias)
-        fixed = [fixed_positions(section.fix, item) for item in items]
-        positions = [indices for indices, _ in fixed]
-        tied = [tied_positions(section.tie, item) for item in items]
+        fixed, absent = zip(*(fixed_positions(section.fix, item) for item in items), strict=True)
         biases = [bias_of(letter_biases, section.omit, item) for item in items]
+        tied = [tied_positions(section.tie, item) for item in items]
         made = nullcontext() if output is None else made_folder(section.output.absolute(), MADE_BY, overwrite)
         with made as folder:
-            table = _generated(model, section, list(zip(items, positions, biases, tied, strict=True)), known, folder)
-    absent = sum(number for _, number in fixed)
+            table = _generated(model, section, list(zip(items, fixed, biases, tied, strict=True)), known, folder)
     if section.fix:
-        table.attrs[NOTES].append(f"{counted(sum(map(len, positions)), 'residue{s}')} fixed")
-    if absent:
-        numbers = counted(absent, "residue number{s}")
+        table.attrs[NOTES].append(f"{counted(sum(map(len, fixed)), 'residue{s}')} fixed")
+    if any(absent):
+        numbers = counted(sum(absent), "residue number{s}")
         table.attrs[NOTES].append(f"{numbers} in the ranges missing from the structures")
     return table
 
@@ -200,11 +198,7 @@ def _generated(
 
 def exported_design(source: str | Path) -> Path:
     """Folder of the model that ``source`` names, or .pt file of ProteinMPNN. Raises ConfigError for any other model."""
-    weights = published_weights(source)
-    if weights is not None:
-        return weights
-    located = find_model(source)
-    return located.folder if located.task == proteinmpnn_weights.TASK else exported_by(TASK, source)
+    return published_weights(source) or exported_by(TASK, source, proteinmpnn_weights.TASK)
 
 
 def is_designer(source: str | Path) -> bool:

@@ -76,10 +76,10 @@ def check_model(source: str | Path, random_weights: bool, key: str = "model") ->
     return located
 
 
-def exported_by(task: str, source: str | Path) -> Path:
-    """Folder of the model that a setting names. Raises ConfigError if it is not a model of this task."""
+def exported_by(task: str, source: str | Path, *others: str) -> Path:
+    """Folder of the model that a setting names. Raises ConfigError if it is of neither this task nor the ``others``."""
     located = find_model(source)
-    if located.task != task:
+    if located.task not in (task, *others):
         holds = f"a model of task {located.task}" if located.task else "not an exported model"
         raise ConfigError(
             f"model {source}: {holds}; give a run of model.task {task}, such as runs/NAME, or its export (to "

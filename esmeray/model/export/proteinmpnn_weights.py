@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from esmeray.common.errors import ConfigError, DataError, expanded, parsing, reading
+from esmeray.common.errors import ConfigError, expanded, parsing, reading
 from esmeray.common.own_folders import cache_folder
 from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
 from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from esmeray.model.structures.proteinmpnn import ProteinMPNN
 
 TASK = "proteinmpnn"
@@ -102,9 +100,11 @@ def converted(path: Path) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    with parsing(path, "give a .pt file of ProteinMPNN", UnpicklingError):
+    from esmeray.model.structures.proteinmpnn import ProteinMPNN
+
+    with parsing(path, "give a .pt file of ProteinMPNN, vanilla, soluble or ca", UnpicklingError):
         checkpoint = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
-        state = {name: tensor.float().contiguous() for name, tensor in checkpoint["model_state_dict"].items()}
+        state = checkpoint["model_state_dict"]
         settings = WeightsSettings(
             name=_PUBLISHED.get(digest[:16], path.name),
             # The only difference that the tensors show; vanilla and soluble weights have the same shapes.
@@ -114,10 +114,10 @@ def converted(path: Path) -> Path:
             license="MIT" if digest[:16] in _PUBLISHED else "unknown",
             source_sha256=digest,
         )
-    state = {name: tensor for name, tensor in state.items() if not name.startswith(_UNUSED)}
-    _loaded(settings, state, path)
+        model = ProteinMPNN(settings.variant, settings.neighbours)
+        model.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith(_UNUSED)})
     with exported_folder(folder, TASK, overwrite=True, resolved_config=None) as (building, _):
-        save_file(state, building / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_file(model.state_dict(), building / WEIGHTS_FILE, metadata={"format": "pt"})
         write_settings(building / CONFIG_FILE, settings.model_dump())
     return folder
 
@@ -130,20 +130,12 @@ def open_proteinmpnn(source: str | Path) -> "tuple[ProteinMPNN, WeightsSettings]
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from esmeray.model.structures.proteinmpnn import ProteinMPNN
+
     published = published_weights(source)
     folder = expanded(source) if published is None else converted(published)
     settings = read_settings_of(folder / CONFIG_FILE, "ProteinMPNN", WeightsSettings.model_validate)
-    path = folder / WEIGHTS_FILE
+    path, model = folder / WEIGHTS_FILE, ProteinMPNN(settings.variant, settings.neighbours)
     with parsing(path, f"remove {folder}, and convert the .pt file again", SafetensorError):
-        state = load_file(verified(path))
-    return _loaded(settings, state, path), settings
-
-
-def _loaded(settings: WeightsSettings, state: "dict[str, Tensor]", path: Path) -> "ProteinMPNN":
-    from esmeray.model.structures.proteinmpnn import ProteinMPNN
-
-    model = ProteinMPNN(settings.variant, settings.neighbours)
-    if {name: tensor.shape for name, tensor in state.items()} != {n: t.shape for n, t in model.state_dict().items()}:
-        raise DataError(f"{path}: its tensors are not ProteinMPNN's; give weights of the vanilla, soluble or ca model")
-    model.load_state_dict(state)
-    return model.eval()
+        model.load_state_dict(load_file(verified(path)))
+    return model.eval(), settings
