@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import VOCABULARY, encode
@@ -34,11 +34,10 @@ class AutoregressiveDesigner:
     draws = 4
 
     def __init__(self, model: ProteinMPNN, weights: str) -> None:
-        self._model, self.weights, self.device = model, weights, model.W_e.weight.device
-        self.network: nn.Module = model
+        self.network, self.weights, self.device = model, weights, model.W_e.weight.device
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
-        return self._model.known(torch.from_numpy(structure.coordinates)).numpy()
+        return self.network.known(torch.from_numpy(structure.coordinates)).numpy()
 
     def designs(self, requests: Sequence[Request], generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
         tokens_R, log_p_R20, kept_R = self._decoded(requests, generators)
@@ -49,10 +48,8 @@ class AutoregressiveDesigner:
         everything = tuple(range(len(structure.residues)))
         requests = [Request(replace(structure, residues=text), everything) for text in texts]
         # The order of a draw is the same for all sequences.
-        tokens_R, log_p_R20, _ = self._decoded(requests, [torch.Generator().manual_seed(draw) for draw in draws])
-        letters_R = _LETTERS.to(self.device)[tokens_R]
-        log_p_R = log_p_R20.gather(-1, letters_R.clamp(max=_X - 1)[:, None])[:, 0]
-        return log_p_R.masked_fill(letters_R == _X, torch.nan).view(len(texts), -1)
+        _, log_p_R20, _ = self._decoded(requests, [torch.Generator().manual_seed(draw) for draw in draws])
+        return log_p_R20.unflatten(0, (len(texts), -1))
 
     def _decoded(self, requests: Sequence[Request], generators: Sequence[torch.Generator]) -> tuple[Tensor, ...]:
         """Return (R,) ids of VOCABULARY, (R, 20) log-probabilities at temperature 1, and (R,) true for kept residues.
@@ -99,5 +96,5 @@ class AutoregressiveDesigner:
             tokens_R[rows_M] = torch.where(kept_R[rows_M], tokens_R[rows_M], drawn_M)
             return letters[tokens_R[rows_M]]
 
-        decode(self._model, self._model.graph(batch.to(self.device)), rows_R, ranks_R, groups_R, choose)
+        decode(self.network, self.network.graph(batch.to(self.device)), rows_R, ranks_R, groups_R, choose)
         return tokens_R, log_p_R20, kept_R

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import NOTES, made_folder, output_or_scratch, refuse_existing
 from esmeray.common.text import counted
@@ -149,11 +149,11 @@ def design(
         made = nullcontext() if output is None else made_folder(section.output.absolute(), MADE_BY, overwrite)
         with made as folder:
             table = _generated(model, section, list(zip(items, fixed, biases, tied, strict=True)), known, folder)
-    if section.fix:
-        table.attrs[NOTES].append(f"{counted(sum(map(len, fixed)), 'residue{s}')} fixed")
-    if any(absent):
-        numbers = counted(sum(absent), "residue number{s}")
-        table.attrs[NOTES].append(f"{numbers} in the ranges missing from the structures")
+    counts = {
+        "residue{s} fixed": sum(map(len, fixed)),
+        "residue number{s} in the ranges missing from the structures": sum(absent),
+    }
+    table.attrs[NOTES] += [counted(number, words) for words, number in counts.items() if number]
     return table
 
 
@@ -209,7 +209,7 @@ def is_designer(source: str | Path) -> bool:
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
     """Read the chains of the structure files and print which residues were changed or left out.
 
-    Raises DataError for an invalid file or id.
+    Raises DataError for an invalid file or id, or if no chain is left.
     """
     # `predicted` is false, because designs depend on coordinates only.
     section = StructuresSection(chains=options.chains, ca_only=options.ca_only, predicted=False)
@@ -219,6 +219,8 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
     check_ids(structures)
     for line in counts.lines():
         print(line, file=sys.stderr)
+    if not structures:  # e.g. all chains have CA atoms only and were skipped
+        raise DataError(f"{', '.join(options.structures)}: no protein chain left to read")
     return structures
 
 

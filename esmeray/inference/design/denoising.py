@@ -15,9 +15,8 @@ from itertools import groupby
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import MASK
 from esmeray.inference.design.sampling import AMINO_ACID_IDS, Request, gumbel, structure_batch
@@ -32,8 +31,7 @@ class Denoiser:
     unsupported: tuple[str, ...] = ()
 
     def __init__(self, model: SequenceDiffusion) -> None:
-        self._model, self.labels, self.device = model, model.labels, next(model.parameters()).device
-        self.network: nn.Module = model
+        self.network, self.labels, self.device = model, model.labels, next(model.parameters()).device
         weights = model.encoder_weights
         self.weights = "" if weights is None else weights.title
 
@@ -60,19 +58,16 @@ class Denoiser:
         batch = structure_batch([replace(structure, residues=text) for text in texts], label).to(self.device)
         _inside(batch.tokens, len(texts)).masked_fill_(hidden, MASK)
         conditions_TH = self._conditions(structure, len(texts), label)
-        logits = amino_acid_logits(self._model, self._model.logits(batch, conditions_TH))
-        # Columns of the sequences' residues; -1 for other letters.
-        wanted = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=self.device)
-        log_p = _inside(logits, len(texts)).log_softmax(-1).gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
-        return log_p.masked_fill(~hidden | (wanted < 0), torch.nan)
+        logits_T20 = self.network.logits(batch, conditions_TH)[:, self.network.amino_acid_ids]
+        return _inside(logits_T20, len(texts)).log_softmax(-1).masked_fill(~hidden[..., None], torch.nan)
 
     def _conditions(self, structure: Structure, copies: int, label: int) -> Tensor:
         """Return the features of copies of a structure, which is encoded once."""
-        return self._model.conditions(structure_batch([structure], label).to(self.device)).repeat(copies, 1)
+        return self.network.conditions(structure_batch([structure], label).to(self.device)).repeat(copies, 1)
 
     def _denoised(self, request: Request, draws: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
         """(C * L,) tokens and (C * L, 20) probabilities, denoised from <mask> everywhere."""
-        model, copies, groups_L = self._model, len(draws), torch.from_numpy(request.groups).to(self.device)
+        model, copies, groups_L = self.network, len(draws), torch.from_numpy(request.groups).to(self.device)
         sizes_G = torch.bincount(groups_L)
         draft = replace(request.structure, residues=request.letters)
         batch = structure_batch([draft] * copies, request.label).to(self.device)
@@ -89,7 +84,8 @@ class Denoiser:
             # The hidden share follows training's schedule, so that the model sees shares that it was trained on.
             share = float(hidden_share(np.float64(1 - (step + 1) / request.steps), model.section.schedule))
             left = round(num_hidden * share)
-            logits = _inside(amino_acid_logits(model, model.logits(batch, conditions_TH, request.guidance)), copies)
+            logits_TK = model.logits(batch, conditions_TH, request.guidance)
+            logits = _inside(logits_TK[:, model.amino_acid_ids], copies)
             # Tied positions share the mean of their logits, because one residue has to suit all of them.
             sums = logits.new_zeros(*hidden_CG.shape, len(ids)).index_add_(1, groups_L, logits + bias)
             # Drawn for all groups in each step, so that the numbers don't depend on the device or on earlier decisions.
@@ -105,11 +101,6 @@ class Denoiser:
             rows[now] = ids[drawn[:, groups_L]][now]
             probabilities[now] = log_p.exp()[:, groups_L][now]
         return rows.flatten(), probabilities.flatten(0, 1)
-
-
-def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
-    """(T, 20) logits of the amino acids, independent of the backbone's vocabulary."""
-    return logits_TK[:, model.amino_acid_ids]
 
 
 def _inside(rows: Tensor, copies: int) -> Tensor:

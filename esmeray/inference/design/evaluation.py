@@ -82,7 +82,13 @@ def evaluate_designs(
         raise DataError(
             f"{store.path}: none of the {records.size} records has a structure; give --evaluate.predictions"
         )
-    return _summed(proteins, records.size - len(proteins))
+    table = pd.DataFrame(proteins)
+    metrics = _with_intervals(table)
+    short = table[table["length"] <= SHORT]
+    if len(short):
+        of_short = _with_intervals(short)
+        metrics |= {f"{name}, to {SHORT} residues": of_short[name] for name in ("median recovery", "perplexity")}
+    return Evaluation(len(proteins), records.size - len(proteins), metrics)
 
 
 def elements_of(structure: Structure) -> NDArray[np.int64]:
@@ -143,19 +149,8 @@ def _judged(
     return numbers
 
 
-def _summed(proteins: list[dict[str, float]], left_out: int) -> Evaluation:
-    """Compute metrics over all proteins and over the short ones, with bootstrap intervals."""
-    table = pd.DataFrame(proteins)
-    metrics = _with_intervals(table)
-    short = table[table["length"] <= SHORT]
-    if len(short):
-        of_short = _with_intervals(short)
-        for name in ("median recovery", "perplexity"):
-            metrics[f"{name}, to {SHORT} residues"] = of_short[name]
-    return Evaluation(len(proteins), left_out, metrics)
-
-
 def _with_intervals(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+    """Metrics with bootstrap intervals over proteins."""
     rows_N = np.arange(len(table))
     drawn = resamplings(len(table), _DRAWS, seed=0)
     resampled = pd.DataFrame([_metrics(table.iloc[np.repeat(rows_N, counts_N)]) for counts_N in drawn])

@@ -88,7 +88,7 @@ class Designer(Protocol):
         labels: classes that a design can be conditioned on.
         unsupported: names of settings that the model does not have.
         draws: number of random draws that a likelihood averages over.
-        network: the model's weights.
+        network: the model itself.
     """
 
     weights: str
@@ -96,7 +96,9 @@ class Designer(Protocol):
     unsupported: tuple[str, ...]
     draws: int
     device: torch.device
-    network: nn.Module
+
+    @property
+    def network(self) -> nn.Module: ...
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
         """Return (L,) bool, true for positions that the model can design; the others keep their residue."""
@@ -105,7 +107,7 @@ class Designer(Protocol):
         """Return (R,) ids of VOCABULARY and (R, 20) probabilities of a design per request, with its own generator."""
 
     def log_p(self, structure: Structure, texts: Sequence[str], draws: Sequence[int], label: int) -> Tensor:
-        """Return (C, L) log-probabilities of the letters of each text in a numbered random draw; NaN if not judged."""
+        """Return (C, L, 20) log-probabilities for each text in a numbered random draw; NaN at residues not judged."""
 
 
 def weights_notes(model: Designer) -> list[str]:
@@ -163,8 +165,12 @@ def log_likelihoods(
     @torch.inference_mode()
     def launch(indices: Indices) -> dict[str, Tensor]:
         rows, draws = np.divmod(indices, model.draws)
-        log_p = model.log_p(structure, [sequences[row] for row in rows.tolist()], draws.tolist(), label)
-        return {"means": log_p.double().nanmean(1)}
+        texts = [sequences[row] for row in rows.tolist()]
+        log_p_CLA = model.log_p(structure, texts, draws.tolist(), label)
+        # Columns of the sequences' residues; -1 for other letters.
+        wanted_CL = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=model.device)
+        log_p_CL = log_p_CLA.gather(-1, wanted_CL.clamp(min=0)[..., None])[..., 0]
+        return {"means": log_p_CL.masked_fill(wanted_CL < 0, torch.nan).double().nanmean(1)}
 
     length = len(structure.residues)
     loop = ForwardLoop(

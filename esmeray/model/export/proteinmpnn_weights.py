@@ -12,7 +12,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, PositiveInt
 
 from esmeray.common.errors import ConfigError, expanded, parsing, reading
 from esmeray.common.own_folders import cache_folder
@@ -45,10 +45,8 @@ _UNUSED = ("features.node_embedding.", "features.norm_nodes.", "W_v.")
 """Prefixes of tensors of CA models that their forward pass does not use."""
 
 
-class WeightsSettings(BaseModel):
+class WeightsSettings(BaseModel, extra="forbid", frozen=True):
     """Content of config.json: ``source_sha256`` is the digest of the .pt file, ``noise`` in Å was added in training."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     variant: Literal["backbone", "ca"]

@@ -27,7 +27,6 @@ Variant = Literal["backbone", "ca"]
 LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
 """Letters of the model in the order of its output; X is an unknown residue."""
 CHANNELS = 128
-NEIGHBOURS = 48
 _LAYERS = 3
 _MAX_OFFSET, _OTHER_CHAIN = 32, 65
 """Classes of offsets along the chain: -32 to 32, larger ones clamped, and any offset to another chain."""
@@ -67,7 +66,7 @@ class ProteinMPNN(nn.Module):
     such features.
     """
 
-    def __init__(self, variant: Variant = "backbone", neighbours: int = NEIGHBOURS) -> None:
+    def __init__(self, variant: Variant = "backbone", neighbours: int = 48) -> None:
         super().__init__()
         self.variant, self.neighbours = variant, neighbours
         self.features = _PairFeatures(variant)
@@ -88,7 +87,11 @@ class ProteinMPNN(nn.Module):
         # NaN * 0 is NaN and would reach the gradients of the weights.
         atoms = torch.where(known_T[:, None, None], coordinates, 0.0)
         neighbours = nearest(atoms[:, 1], known_T, batch, self.neighbours)
-        points = self.features.points(atoms, known_T, batch)
+        points = (
+            torch.cat([atoms, virtual_cb(atoms)[:, None]], dim=1)
+            if self.variant == "backbone"
+            else _trace(atoms[:, 1], known_T, batch)
+        )
         blocks = torch.arange(len(points), device=points.device).split(_ROWS)
         pairs = torch.cat([self.W_e(self.features(points, neighbours, batch, rows)) for rows in blocks])
         hidden = pairs.new_zeros(len(pairs), CHANNELS)
@@ -161,24 +164,20 @@ class _PairFeatures(nn.Module):
         self.edge_embedding = nn.Linear(inputs, CHANNELS, bias=False)
         self.norm_edges = nn.LayerNorm(CHANNELS)
 
-    def points(self, atoms_T43: Tensor, known_T: Tensor, batch: PackedBatch) -> Tensor:
-        """Return (T, P, 3) the points of each residue, and for CA traces the rows of its frame."""
-        if self.variant == "backbone":
-            return torch.cat([atoms_T43, virtual_cb(atoms_T43)[:, None]], dim=1)
-        return _trace(atoms_T43[:, 1], known_T, batch)
-
     def forward(self, points_TP3: Tensor, neighbours: Neighbours, batch: PackedBatch, rows_M: Tensor) -> Tensor:
-        """Return (M, k, C) features of rows and their neighbours."""
+        """Return (M, k, C) features of rows and their neighbours, from P points of each residue.
+
+        For CA traces, the rows of the residue's frame follow the points.
+        """
         others_Mk = neighbours.indices[rows_M]
         chains_T, numbers_T = batch.by_token[CHAINS], batch.by_token[NUMBERS]
         offsets = (numbers_T[rows_M, None] - numbers_T[others_Mk]).clamp(-_MAX_OFFSET, _MAX_OFFSET) + _MAX_OFFSET
         offsets = offsets.masked_fill(chains_T[rows_M, None] != chains_T[others_Mk], _OTHER_CHAIN)
-        linear = self.embeddings["linear"]
         own, other = points_TP3[rows_M, None], points_TP3[others_Mk]
-        apart = (own[:, :, self.first] - other[:, :, self.second]).square().sum(-1)
         # + 1e-6 as in the original: the root has no derivative at 0, an atom's distance to itself.
-        distances = (apart + 1e-6).sqrt()[..., None]
+        distances = ((own[:, :, self.first] - other[:, :, self.second]).square().sum(-1, keepdim=True) + 1e-6).sqrt()
         radial = (-((distances - _RADII.to(distances)) / _WIDTH).square()).exp().flatten(2)
+        linear = self.embeddings["linear"]
         features = [functional.embedding(offsets, linear.weight.T + linear.bias), radial]
         if self.variant == "ca":
             features.append(_orientations(own[:, 0, 1], other[:, :, 1], own[:, 0, 3:], other[:, :, 3:]))
@@ -200,11 +199,10 @@ class _Layer(nn.Module):
     def forward(self, hidden_TC: Tensor, pairs_TkC: Tensor, neighbours: Neighbours, others_TC: Tensor) -> Tensor:
         """Return (T, C) residues after messages; ``others`` are the states of residues as neighbours."""
         table_TC = _product(self.W1, _OTHER, others_TC)
-        blocks = _blocks(hidden_TC, pairs_TkC, *neighbours)
         return torch.cat(
             [
                 self.updated(hidden, _product(self.W1, _PAIR, pairs) + functional.embedding(indices, table_TC), known)
-                for hidden, pairs, indices, known in blocks
+                for hidden, pairs, indices, known in _blocks(hidden_TC, pairs_TkC, *neighbours)
             ]
         )
 

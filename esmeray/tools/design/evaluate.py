@@ -82,10 +82,10 @@ def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter
         f"evaluated {evaluation.proteins:,} of {counted(len(store), 'record{s}')}; left out: "
         f"{len(store) - records.size:,} in other parts, {evaluation.left_out:,} without structure or native "
         "residues",
+        *weights_notes(designer),
+        sep="\n",
         file=sys.stderr,
     )
-    for note in weights_notes(designer):
-        print(note, file=sys.stderr)
     # Structures seen in training give values that are too good: point to the validation part if there is one.
     if evaluate.part == "all" and store.training.size and store.validation.size:
         print(
