@@ -1,0 +1,132 @@
+"""AntiBERTy's trained weights, next to random weights of its architecture: continued training, and a classifier."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from math import log
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
+from benchmarks.public.classifiers import evaluated
+from esmeray.common.errors import ConfigError
+from esmeray.run_folder.metrics_log import read_metrics
+
+MODEL = "FOLDER/antiberty"
+RANDOM = "bert --model.backbone.layers 8 --model.backbone.hidden_size 512 --model.backbone.heads 8"
+"""Backbone with random weights of AntiBERTy's architecture."""
+_BACKBONES = {"AntiBERTy": (MODEL, 1e-4), "random": (RANDOM, 1e-3)}
+"""Sources by the name of the weights, with the learning rate of full training."""
+_WAYS = {"full": "", "LoRA": "--model.backbone.lora.rank 8", "frozen": "--model.backbone.frozen true"}
+_RATE = 1e-3
+"""Learning rate of LoRA, and of the head of a frozen backbone."""
+_CHAINS = {"shehata": ("heavy_seq", "light_seq"), "jain": ("vh", "vl")}
+_WEIGHTS = "AntiBERTy (PyPI: antiberty 0.1.3, MIT): 26 million parameters, trained on 558 million antibodies"
+
+
+def _bits(work: Work) -> dict[str, Value]:
+    link_antiberty(work.folder / "antiberty")
+    write_chains(work.data / "antibodies", work.folder / "antibodies.fasta")
+    data = "--data.source FOLDER/antibodies.fasta --data.validation_share 0.2"
+    steps = "--training.max_steps 30 --training.warmup_steps 5 --batch.global_tokens 4096"
+    values = {}
+    for weights, (source, rate) in _BACKBONES.items():
+        for way, settings in _WAYS.items():
+            name = f"{weights}-{way}"
+            optimizer = f"--training.optimizer adamw --training.learning_rate {rate if way == 'full' else _RATE}"
+            run = f"--run.name {name} --run.storage_path FOLDER --run.seed {work.seed}"
+            model = f"--model.backbone.source {source} {settings}".rstrip()
+            work.run(f"train --config train_config/masked_lm.yaml {run} {data} {steps} {optimizer} {model}")
+            records = read_metrics(work.folder / name / "metrics.jsonl")
+            first, *_, last = [record["loss"] / log(2) for record in records if record["kind"] == "validation"]
+            values |= {f"{weights}: before": Value(value=first), f"{weights}: {way}": Value(value=last)}
+    return values
+
+
+def _species(work: Work) -> dict[str, Value]:
+    link_antiberty(work.folder / "antiberty")
+    head = "--model.classifier.pooling mean --model.classifier.head linear --model.classifier.dropout 0.1"
+    training = "--training.epochs 20 --training.warmup_steps 20"
+    settings = f"--data.source DATA/antibodies/species_chain.csv {head} {training}"
+    frozen = replace(work, weights=MODEL)
+    values = evaluated(frozen, "protein_classifier", "trained", settings)
+    random = f"{settings} --model.backbone.source {RANDOM} --model.backbone.frozen true"
+    own = evaluated(work, "protein_classifier", "random", random)
+    return values | {f"random weights: {name}": value for name, value in own.items()}
+
+
+def link_antiberty(folder: Path) -> None:
+    """Make a model folder of the installed wheel's files. Raises ConfigError if it is not installed."""
+    package = find_spec("antiberty")
+    if package is None:
+        raise ConfigError("the package antiberty is not installed: 'make bench' installs the trained weights")
+    trained = Path(package.submodule_search_locations[0]) / "trained_models"
+    folder.mkdir(exist_ok=True)
+    for name in ("AntiBERTy_md_smooth/config.json", "AntiBERTy_md_smooth/pytorch_model.bin", "vocab.txt"):
+        link = folder / Path(name).name
+        link.unlink(missing_ok=True)
+        link.symlink_to(trained / name)
+    # The vocabulary has capital letters, which BERT's tokenizer would lower-case by default.
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+
+
+def write_chains(tables: Path, target: Path) -> None:
+    """Write the distinct heavy and light chains of Shehata's and Jain's antibodies as FASTA."""
+    chains: dict[str, str] = {}
+    for name, columns in _CHAINS.items():
+        table = pd.read_csv(tables / f"{name}.csv", dtype=str, keep_default_na=False)
+        for column in columns:
+            chains |= {sequence: f"{name}{row}_{column}" for row, sequence in enumerate(table[column]) if sequence}
+    target.write_text("".join(f">{name}\n{sequence}\n" for sequence, name in chains.items()))
+
+
+_NOT_COMPARABLE = (
+    "AntiBERTy was trained on 558 million antibodies of the Observed Antibody Space; near copies of these are likely "
+    "among them, and relatives by germline are in both parts here"
+)
+
+BENCHMARKS = (
+    PublicBenchmark(
+        name="antibody_training",
+        title="Antibodies: continued training",
+        about={
+            "weights": _WEIGHTS,
+            "data": "heavy and light chains of 398 human B-cell antibodies (Shehata 2019) and 137 clinical ones (Jain "
+            "2017); The-Obstacle-Is-The-Way/antibody_training_pipeline_ESM, Apache-2.0",
+            "split": "a fifth of the distinct chains held out, by a hash; 15 % of their residues are predicted",
+            "plain baseline": "the same training from random weights",
+            "training": "30 steps of 4,096 tokens with AdamW. Learning rate 1e-4 for AntiBERTy in full, otherwise "
+            "1e-3. LoRA has rank 8 on the attention's projections; frozen trains the head alone",
+            "not comparable": _NOT_COMPARABLE,
+        },
+        metrics=(
+            Metric("AntiBERTy: before", "bits per residue, AntiBERTy as it is", "random: before"),
+            Metric("AntiBERTy: full", "bits per residue, AntiBERTy trained on in full", "random: full"),
+            Metric("AntiBERTy: LoRA", "bits per residue, AntiBERTy trained on by LoRA", "random: LoRA"),
+            Metric("AntiBERTy: frozen", "bits per residue, AntiBERTy frozen, head trained on", "random: frozen"),
+        ),
+        measure=_bits,
+    ),
+    PublicBenchmark(
+        name="antibody_species",
+        title="Antibodies: species and chain",
+        about={
+            "weights": _WEIGHTS,
+            "data": "1,618 chains of four classes, human or mouse, heavy or light (ctboughter/AIMS, MIT)",
+            "split": "a fifth of each class held out, by a hash of the chain",
+            "plain baseline": "frozen random weights of the same architecture, with the same head",
+            "training": "a linear head on the mean of a frozen backbone's features",
+            "not comparable": _NOT_COMPARABLE,
+        },
+        metrics=(
+            Metric("accuracy", "accuracy of chains, AntiBERTy", "random weights: accuracy"),
+            Metric(
+                "logistic regression on composition: accuracy",
+                "accuracy of chains, logistic regression on composition",
+                "random weights: accuracy",
+            ),
+        ),
+        measure=_species,
+    ),
+)
