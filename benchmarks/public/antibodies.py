@@ -1,6 +1,5 @@
 """AntiBERTy's trained weights, next to random weights of its architecture: continued training, and a classifier."""
 
-import json
 from dataclasses import replace
 from importlib.util import find_spec
 from math import log
@@ -13,7 +12,7 @@ from benchmarks.public.classifiers import evaluated
 from esmeray.common.errors import ConfigError
 from esmeray.run_folder.metrics_log import read_metrics
 
-MODEL = "FOLDER/antiberty"
+MODEL = "FOLDER/antiberty/AntiBERTy_md_smooth"
 RANDOM = "bert --model.backbone.layers 8 --model.backbone.hidden_size 512 --model.backbone.heads 8"
 """Backbone with random weights of AntiBERTy's architecture."""
 _BACKBONES = {"AntiBERTy": (MODEL, 1e-4), "random": (RANDOM, 1e-3)}
@@ -21,13 +20,14 @@ _BACKBONES = {"AntiBERTy": (MODEL, 1e-4), "random": (RANDOM, 1e-3)}
 _WAYS = {"full": "", "LoRA": "--model.backbone.lora.rank 8", "frozen": "--model.backbone.frozen true"}
 _RATE = 1e-3
 """Learning rate of LoRA, and of the head of a frozen backbone."""
-_CHAINS = {"shehata": ("heavy_seq", "light_seq"), "jain": ("vh", "vl")}
 _WEIGHTS = "AntiBERTy (PyPI: antiberty 0.1.3, MIT): 26 million parameters, trained on 558 million antibodies"
 
 
 def _bits(work: Work) -> dict[str, Value]:
-    link_antiberty(work.folder / "antiberty")
-    write_chains(work.data / "antibodies", work.folder / "antibodies.fasta")
+    link_weights(work.folder / "antiberty")
+    table = pd.read_csv(work.data / "antibodies" / "shehata.csv", dtype=str, keep_default_na=False)
+    chains = enumerate([*table["heavy_seq"], *table["light_seq"]])
+    (work.folder / "antibodies.fasta").write_text("".join(f">{number}\n{chain}\n" for number, chain in chains))
     data = "--data.source FOLDER/antibodies.fasta --data.validation_share 0.2"
     steps = "--training.max_steps 30 --training.warmup_steps 5 --batch.global_tokens 4096"
     values = {}
@@ -45,40 +45,23 @@ def _bits(work: Work) -> dict[str, Value]:
 
 
 def _species(work: Work) -> dict[str, Value]:
-    link_antiberty(work.folder / "antiberty")
+    link_weights(work.folder / "antiberty")
     head = "--model.classifier.pooling mean --model.classifier.head linear --model.classifier.dropout 0.1"
     training = "--training.epochs 20 --training.warmup_steps 20"
     settings = f"--data.source DATA/antibodies/species_chain.csv {head} {training}"
-    frozen = replace(work, weights=MODEL)
-    values = evaluated(frozen, "protein_classifier", "trained", settings)
+    values = evaluated(replace(work, weights=MODEL), "protein_classifier", "trained", settings)
     random = f"{settings} --model.backbone.source {RANDOM} --model.backbone.frozen true"
-    own = evaluated(work, "protein_classifier", "random", random)
-    return values | {f"random weights: {name}": value for name, value in own.items()}
+    from_random = evaluated(replace(work, weights=None), "protein_classifier", "random", random)
+    return values | {f"random weights: {name}": value for name, value in from_random.items()}
 
 
-def link_antiberty(folder: Path) -> None:
-    """Make a model folder of the installed wheel's files. Raises ConfigError if it is not installed."""
+def link_weights(link: Path) -> None:
+    """Link to the weights in AntiBERTy's wheel. Raises ConfigError if it is not installed."""
     package = find_spec("antiberty")
     if package is None:
         raise ConfigError("the package antiberty is not installed: 'make bench' installs the trained weights")
-    trained = Path(package.submodule_search_locations[0]) / "trained_models"
-    folder.mkdir(exist_ok=True)
-    for name in ("AntiBERTy_md_smooth/config.json", "AntiBERTy_md_smooth/pytorch_model.bin", "vocab.txt"):
-        link = folder / Path(name).name
-        link.unlink(missing_ok=True)
-        link.symlink_to(trained / name)
-    # The vocabulary has capital letters, which BERT's tokenizer would lower-case by default.
-    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-
-
-def write_chains(tables: Path, target: Path) -> None:
-    """Write the distinct heavy and light chains of Shehata's and Jain's antibodies as FASTA."""
-    chains: dict[str, str] = {}
-    for name, columns in _CHAINS.items():
-        table = pd.read_csv(tables / f"{name}.csv", dtype=str, keep_default_na=False)
-        for column in columns:
-            chains |= {sequence: f"{name}{row}_{column}" for row, sequence in enumerate(table[column]) if sequence}
-    target.write_text("".join(f">{name}\n{sequence}\n" for sequence, name in chains.items()))
+    if not link.exists():  # a seed that was stopped has it
+        link.symlink_to(Path(package.submodule_search_locations[0]) / "trained_models")
 
 
 _NOT_COMPARABLE = (
@@ -92,8 +75,8 @@ BENCHMARKS = (
         title="Antibodies: continued training",
         about={
             "weights": _WEIGHTS,
-            "data": "heavy and light chains of 398 human B-cell antibodies (Shehata 2019) and 137 clinical ones (Jain "
-            "2017); The-Obstacle-Is-The-Way/antibody_training_pipeline_ESM, Apache-2.0",
+            "data": "heavy and light chains of 398 antibodies of human B cells (Shehata et al. 2019; "
+            "The-Obstacle-Is-The-Way/antibody_training_pipeline_ESM, Apache-2.0)",
             "split": "a fifth of the distinct chains held out, by a hash; 15 % of their residues are predicted",
             "plain baseline": "the same training from random weights",
             "training": "30 steps of 4,096 tokens with AdamW. Learning rate 1e-4 for AntiBERTy in full, otherwise "
