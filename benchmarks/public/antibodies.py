@@ -15,11 +15,14 @@ from esmeray.run_folder.metrics_log import read_metrics
 MODEL = "FOLDER/antiberty/AntiBERTy_md_smooth"
 RANDOM = "bert --model.backbone.layers 8 --model.backbone.hidden_size 512 --model.backbone.heads 8"
 """Backbone with random weights of AntiBERTy's architecture."""
-_BACKBONES = {"AntiBERTy": (MODEL, 1e-4), "random": (RANDOM, 1e-3)}
-"""Sources by the name of the weights, with the learning rate of full training."""
-_WAYS = {"full": "", "LoRA": "--model.backbone.lora.rank 8", "frozen": "--model.backbone.frozen true"}
-_RATE = 1e-3
-"""Learning rate of LoRA, and of the head of a frozen backbone."""
+_TRAININGS = {
+    "AntiBERTy: full": f"--training.learning_rate 1e-4 --model.backbone.source {MODEL}",
+    "AntiBERTy: LoRA": f"--training.learning_rate 1e-3 --model.backbone.source {MODEL} --model.backbone.lora.rank 8",
+    "AntiBERTy: frozen": f"--training.learning_rate 1e-3 --model.backbone.source {MODEL} --model.backbone.frozen true",
+    "random: full": f"--training.learning_rate 1e-3 --model.backbone.source {RANDOM}",
+    "random: LoRA": f"--training.learning_rate 1e-3 --model.backbone.source {RANDOM} --model.backbone.lora.rank 8",
+    "random: frozen": f"--training.learning_rate 1e-3 --model.backbone.source {RANDOM} --model.backbone.frozen true",
+}
 _WEIGHTS = "AntiBERTy (PyPI: antiberty 0.1.3, MIT): 26 million parameters, trained on 558 million antibodies"
 
 
@@ -28,19 +31,16 @@ def _bits(work: Work) -> dict[str, Value]:
     table = pd.read_csv(work.data / "antibodies" / "shehata.csv", dtype=str, keep_default_na=False)
     chains = enumerate([*table["heavy_seq"], *table["light_seq"]])
     (work.folder / "antibodies.fasta").write_text("".join(f">{number}\n{chain}\n" for number, chain in chains))
-    data = "--data.source FOLDER/antibodies.fasta --data.validation_share 0.2"
-    steps = "--training.max_steps 30 --training.warmup_steps 5 --batch.global_tokens 4096"
+    data = "--data.source FOLDER/antibodies.fasta --data.validation_share 0.2 --batch.global_tokens 4096"
+    optimizer = "--training.optimizer adamw --training.max_steps 30 --training.warmup_steps 5"
     values = {}
-    for weights, (source, rate) in _BACKBONES.items():
-        for way, settings in _WAYS.items():
-            name = f"{weights}-{way}"
-            optimizer = f"--training.optimizer adamw --training.learning_rate {rate if way == 'full' else _RATE}"
-            run = f"--run.name {name} --run.storage_path FOLDER --run.seed {work.seed}"
-            model = f"--model.backbone.source {source} {settings}".rstrip()
-            work.run(f"train --config train_config/masked_lm.yaml {run} {data} {steps} {optimizer} {model}")
-            records = read_metrics(work.folder / name / "metrics.jsonl")
-            first, *_, last = [record["loss"] / log(2) for record in records if record["kind"] == "validation"]
-            values |= {f"{weights}: before": Value(value=first), f"{weights}: {way}": Value(value=last)}
+    for name, settings in _TRAININGS.items():
+        weights, _, way = name.partition(": ")
+        run = f"--run.name {weights}-{way} --run.storage_path FOLDER --run.seed {work.seed}"
+        work.run(f"train --config train_config/masked_lm.yaml {run} {data} {optimizer} {settings}")
+        records = read_metrics(work.folder / f"{weights}-{way}" / "metrics.jsonl")
+        first, *_, last = [record["loss"] / log(2) for record in records if record["kind"] == "validation"]
+        values |= {f"{weights}: before": Value(value=first), name: Value(value=last)}
     return values
 
 
