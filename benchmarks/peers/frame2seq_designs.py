@@ -46,13 +46,13 @@ class Frame2seq:
         module = {"device": self.device, "save_hyperparameters": lambda network: None}
         lightning = MagicMock(LightningModule=type("LightningModule", (torch.nn.Module,), module))
         sys.modules.update({"pytorch_lightning": lightning} | {name: MagicMock() for name in _REPLACED})
-        from frame2seq.model import Frame2seq as program
+        import frame2seq
 
         self._networks: list[Any] = []
-        for file in sorted(Path(program.__file__).parents[1].glob("trained_models/*.ckpt")):
+        for file in sorted(Path(frame2seq.__file__).parent.glob("trained_models/*.ckpt")):
             checkpoint = torch.load(file, weights_only=True)
-            program.frame2seq.hparams = SimpleNamespace(**checkpoint["hyper_parameters"])
-            self._networks.append(program.frame2seq(None).eval())
+            frame2seq.frame2seq.hparams = SimpleNamespace(**checkpoint["hyper_parameters"])
+            self._networks.append(frame2seq.frame2seq(None).eval())
             self._networks[-1].load_state_dict(checkpoint["state_dict"])
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
@@ -64,8 +64,7 @@ class Frame2seq:
 
     def log_p(self, structure: Structure, texts: Sequence[str], draws: Sequence[int], label: int) -> Tensor:
         letters_CL = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts])
-        log_p_CL = self._log_p(structure).gather(1, letters_CL.clamp(min=0).T).T
-        return log_p_CL.masked_fill(letters_CL < 0, torch.nan)
+        return self._log_p(structure).gather(1, letters_CL.clamp(min=0).T).T.masked_fill(letters_CL < 0, torch.nan)
 
     def _log_p(self, structure: Structure) -> Tensor:
         """Return (L, 20) log-probabilities, NaN for residues that are not designed."""
