@@ -74,8 +74,8 @@ BENCHMARKS = (
             "The-Obstacle-Is-The-Way/antibody_training_pipeline_ESM, Apache-2.0)",
             "split": "a fifth of the distinct chains held out, by a hash; 15 % of their residues are predicted",
             "plain baseline": "the same training from random weights",
-            "training": "30 steps of 4,096 tokens with AdamW, learning rate 1e-4 in full, otherwise 1e-3. LoRA has rank "
-            "8 on the attention's projections; frozen trains the head alone",
+            "training": "30 steps of 4,096 tokens with AdamW, learning rate 1e-4 in full, otherwise 1e-3. LoRA has "
+            "rank 8 on the attention's projections; frozen trains the head alone",
             "not comparable": _NOT_COMPARABLE,
         },
         metrics=(
