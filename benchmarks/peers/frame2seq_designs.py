@@ -7,7 +7,6 @@ Shape legend: L residues of a structure, C sequences, 20 amino acids.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,15 +26,17 @@ _REPLACED = "frame2seq.utils.protein", "frame2seq.openfold.utils.feats", "frame2
 
 def evaluated(store: str) -> dict[str, dict[str, Any]]:
     """Return metrics of all structures of a store. Call it in a process of its own; see :func:`open_networks`."""
-    log_p_L20 = partial(_log_p, open_networks())
+    structures = StructureStore(Path(store))
+    networks = open_networks()
+    # Computed once: seconds per chain.
+    log_p = {backbone.id: _log_p(networks, backbone) for backbone in map(structures.structure, range(len(structures)))}
     designer: Any = SimpleNamespace(
         device=torch.device("cpu"),
         draws=1,
         designed=lambda structure: _designed(structure).numpy(),
-        designs=lambda requests, _: _likeliest(torch.cat([log_p_L20(request.structure) for request in requests])),
-        log_p=lambda structure, texts, *_: torch.stack([_chosen(log_p_L20(structure), text) for text in texts]),
+        designs=lambda requests, _: _likeliest(torch.cat([log_p[request.structure.id] for request in requests])),
+        log_p=lambda structure, texts, *_: torch.stack([_chosen(log_p[structure.id], text) for text in texts]),
     )
-    structures = StructureStore(Path(store))
     metrics = evaluate_designs(designer, structures, np.arange(len(structures))).metrics
     return {name: {"value": value, "interval": interval} for name, (value, *interval) in metrics.items()}
 
@@ -65,6 +66,7 @@ def _designed(structure: Structure) -> Tensor:
     return torch.from_numpy(structure.coordinates[:, :3]).isfinite().all((1, 2))
 
 
+@torch.inference_mode()
 def _log_p(networks: list[Any], structure: Structure) -> Tensor:
     """(L, 20) log-probabilities of the amino acids at each position."""
     from frame2seq.utils.place_ideal_atoms import place_missing_cb, place_missing_o
