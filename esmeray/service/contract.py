@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 
-CLASSES = "classes"
-"""Name of a classifier's output."""
+CLASSES, LIKELIHOOD = "classes", "pseudo_log_likelihood"
+"""Names of a classifier's output, and of the output that takes a pass per residue."""
 MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
 """Outputs that only the service has, all of them logits: for the M masked tokens of a sequence (M, K), for each residue
 masked in turn (L results of (1, K)), and for residues decoded from latents (L, K)."""

@@ -9,10 +9,21 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
+
 from esmeray.common.errors import DataError
 from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.section import Part
-from esmeray.inference.classify.labelled import TextPart, TextStream, in_training, own_texts, read_texts, without_texts
+from esmeray.inference.classify.labelled import (
+    TextPart,
+    TextStream,
+    own_texts,
+    read_texts,
+    sampled_identities,
+    training_store,
+    without_texts,
+)
 from esmeray.inference.models.source import config_of, exported_classifier
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
@@ -195,12 +206,15 @@ def evaluate(
     part = section.own_part()
     if section.output is not None:
         refuse_existing(section.output, EVALUATED_BY, overwrite)
-    trained_N = None  # as long as it is not known
+    trained_N = identities_N = None  # as long as they are not known
     if section.input is None:
         texts = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, part)
     else:
         texts = read_texts([section.input], own.data, own.model.tokenizer, space, part, overrides)
-        trained_N = in_training(recorded.run, recorded.data, texts.texts)
+    trained = training_store(recorded.run, recorded.data)
+    if section.input is not None and trained is not None:
+        hashes_N = hashes_of([text.encode() for text in texts.texts])
+        trained_N = np.isin(hashes_N, trained.store.sequence_hashes[trained.training])
     training = None
     if section.baselines:
         known = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, "training")
@@ -212,7 +226,10 @@ def evaluate(
     from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
 
     scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)
-    content = evaluation_of(scored, baselines, trained_N=trained_N, seed=own.run.seed)
+    # The run's own training records have identity 1.
+    if trained is not None and not trained.store.is_text and (section.input or part in ("validation", "test")):
+        identities_N = sampled_identities(texts.texts, trained, own.run.seed)
+    content = evaluation_of(scored, baselines, trained_N=trained_N, seed=own.run.seed, identities_N=identities_N)
     best_metric = own.model.classifier.best_metric
     best_of = None if best_metric == "auto" else best_metric
     training_known = section.input is None or trained_N is not None

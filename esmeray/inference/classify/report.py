@@ -45,6 +45,9 @@ from esmeray.model.metrics.classification import (
 _CLASSES_SHOWN = 100
 
 _WITH_UNIT = ("mse", "mae")
+_IDENTITY_EDGES = (0, 0.3, 0.5, 0.7, 0.95, 1.01)
+_NEAR_COPIES = "95–100 %"
+_IDENTITY_BINS = ("below 30 %", "30–50 %", "50–70 %", "70–95 %", _NEAR_COPIES)
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,12 @@ def evaluation_of(
     trained_N: NDArray[np.bool_] | None = None,
     samples: int = RESAMPLINGS,
     seed: int = 0,
+    identities_N: NDArray[np.float64] | None = None,
 ) -> dict[str, Any]:
     """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.
+
+    ``identities_N``: identity of each record with its nearest training protein, NaN if unknown. Metrics by identity
+    are added.
 
     ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
     DivergenceError if a prediction is NaN or infinite.
@@ -134,14 +141,20 @@ def evaluation_of(
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
+    def metrics_of_records(chosen_N: NDArray[np.bool_]) -> dict[str, Any]:
+        rows = chosen_N if groups is None else chosen_N[groups]
+        return {"records": int(chosen_N.sum()), **metrics_of(scored.probabilities, rows)}
+
     residues = {} if groups is None else {"residues": len(targets)}
     not_in_training = {}
     # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none, or no others,
     # there is nothing to compare.
     if trained_N is not None and 0 < trained_N.sum() < len(trained_N):
-        new_N = ~trained_N
-        new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])
-        not_in_training = {"not_in_training": {"records": int(new_N.sum()), **new_metrics}}
+        not_in_training = {"not_in_training": metrics_of_records(~trained_N)}
+    by_identity = {}
+    if identities_N is not None:
+        bins_N = pd.cut(identities_N, _IDENTITY_EDGES, right=False, labels=_IDENTITY_BINS)
+        by_identity = {name: metrics_of_records(bins_N == name) for name in _IDENTITY_BINS if name in bins_N.unique()}
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
@@ -151,6 +164,7 @@ def evaluation_of(
         **metrics_of(scored.probabilities),
         "in_training": None if trained_N is None else int(trained_N.sum()),
         **not_in_training,
+        "by_identity": by_identity,
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
         "classes": [
@@ -202,13 +216,41 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     if best_of in present:
         names.insert(0, best_of)
         chosen = f" The checkpoint was selected by {best_of} (first row)."
-    rows = [[name, *(_value(column, name) for column in columns.values())] for name in dict.fromkeys(names)]
     bootstrap = evaluation["bootstrap"]
     note = (
         f"In brackets: {bootstrap['share']:.0%} confidence intervals (percentile bootstrap over the records, "
         f"{bootstrap['samples']:,} resamples, seed {bootstrap['seed']}). A dash means undefined.{chosen}"
     )
-    return [about, "", *table_lines(["metric", *columns], rows), "", note, ""]
+    return [about, "", *_metric_table(columns, names), "", note, "", *_identity_lines(evaluation, names)]
+
+
+def _identity_lines(evaluation: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Markdown table of the metrics by identity with the training proteins, and a warning about near copies."""
+    by_identity = evaluation["by_identity"]
+    if not by_identity:
+        return []
+    compared = sum(metrics["records"] for metrics in by_identity.values())
+    columns = {f"{name}, {metrics['records']:,} records": metrics for name, metrics in by_identity.items()}
+    lines = [
+        "By identity with the nearest training protein, in an alignment over 80 % of both "
+        f"({compared:,} records{', a random sample' if compared < evaluation['records'] else ''}):",
+        "",
+        *_metric_table(columns, names),
+        "",
+    ]
+    if _NEAR_COPIES in by_identity:
+        lines += [
+            f"**Warning**: {by_identity[_NEAR_COPIES]['records']:,} of {compared:,} records have near copies in "
+            "training (95 % identity or more), which inflates the metrics. To hold out whole clusters of similar "
+            "proteins, set data.labels.split to clusters.",
+            "",
+        ]
+    return lines
+
+
+def _metric_table(columns: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+    rows = [[name, *(_value(column, name) for column in columns.values())] for name in dict.fromkeys(names)]
+    return table_lines(["metric", *columns], rows)
 
 
 def _draw(folder: Path, scored: Scored) -> None:

@@ -299,6 +299,8 @@ def _refusal(error: ValidationError, schema: type[BaseModel]) -> RefusalError:
     names = {*schema.model_fields, *Record.model_fields}
     problems = error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_PROBLEMS]
     # Other names are pydantic's tags, or keys of the body, which must not be repeated.
-    paths = [".".join(str(step) for step in each["loc"] if isinstance(step, int) or step in names) for each in problems]
+    paths = [
+        ".".join(str(step) for step in problem["loc"] if isinstance(step, int) or step in names) for problem in problems
+    ]
     sentences = [f"{path or 'body'}: {problem['msg']}" for path, problem in zip(paths, problems, strict=True)]
     return RefusalError(422, "; ".join(sentences), param=paths[0] or None)

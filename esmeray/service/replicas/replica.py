@@ -1,5 +1,6 @@
 """Replica of a model on Ray Serve: batches across requests, set-up of the process, and the autoscaling policy."""
 
+import asyncio
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ import psutil
 import ray
 
 from esmeray.common.errors import ConfigError, DataError, ResourceError
-from esmeray.service.contract import About, Reply
+from esmeray.service.contract import LIKELIHOOD, About, Reply
 from esmeray.service.replicas.batcher import Item, OverloadedError, TokenBatcher
 from esmeray.service.section import ServedModel
 
@@ -116,6 +117,9 @@ class ModelReplica(Replica):
     async def run(self, output: str, payloads: Sequence[Any], caller: str) -> Reply:
         """Return this output of each text, or of latents. Callers share the replica by fair queueing."""
         reply = await self._answered(lambda: self._computer.items(output, payloads), caller)
+        if output == LIKELIHOOD and not reply.refused:
+            # In a thread: the logits of many positions would block the event loop.
+            reply.results = await asyncio.to_thread(self._computer.likelihoods, payloads, [*reply.results])
         # Stack vectors, so that Ray sends one buffer.
         if all(result.ndim == 1 for result in reply.results) and not reply.refused:
             reply.results = np.stack([*reply.results])

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.inference.classifier import ClassifierPipeline
+from esmeray.inference.models.opening import open_model
 from esmeray.service.contract import Reply
 from esmeray.service.http import guard
 from esmeray.service.http.answers import arrays_answer
@@ -138,6 +139,14 @@ def test_scores_are_differences_of_log_probabilities(client: httpx.Client, metho
     assert table[0] == '"mutation","score"' and [line.split('"')[1] for line in table[1:]] == mutations
 
 
+def test_a_pseudo_log_likelihood_is_computed_position_by_position(client: httpx.Client, serving: Serving):
+    proteins = [*SEQUENCES, "MXK"]
+    body = {"sequences": proteins, "output": "pseudo_log_likelihood"}
+    values = [item["values"] for item in client.post("/v1/encode", json=body).json()["data"]]
+    model = open_model(serving.folder / "esm", device="cpu")
+    np.testing.assert_allclose(values, model.embed(proteins, "pseudo_log_likelihood"), rtol=1e-5)
+
+
 def test_a_mask_is_one_residue_of_a_sequence(client: httpx.Client):
     body = {"sequences": ["m<mask>kt"], "mutations": ["K3A"]}
     answer = client.post("/v1/masked", json=body)
@@ -206,6 +215,12 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ),
     ("/v1/masked", {"sequences": ["MK"], "mutations": ["K2R"] * 9}, 413, "9 mutations, more than 8"),
     ("/v1/masked", {"sequences": ["M" * 400] * 5, "method": "masked"}, 413, "masking each position takes 800,000"),
+    (
+        "/v1/encode",
+        {"sequences": ["M" * 400] * 5, "output": "pseudo_log_likelihood"},
+        413,
+        "masking each position takes 800,000",
+    ),
     ("/v1/masked", {"sequences": ["M<mask>"], "method": "masked"}, 422, "masks every position itself"),
     ("/v1/decode", {"latents": [[[1.0] * 8]]}, 422, "model esm has no decoded"),
     ("/v1/decode", {"model": "autoencoder", "latents": [[[1.0] * 7]]}, 422, "latents.0: must be (residues, 8)"),

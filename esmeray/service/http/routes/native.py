@@ -29,6 +29,7 @@ from esmeray.service.http.routes.common import (
     about_of,
     charge,
     documented,
+    masked_residues,
     reading,
     resolve_request,
 )
@@ -201,11 +202,7 @@ async def _masked_probabilities(
         )
     if any(MASK_TEXT in text for text in query.texts):
         raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
-    # One forward pass per residue: 50,000 residues, which the limits allow, would take days.
-    total = sum(len(text) ** 2 for text in query.texts)
-    if total > service.limits.residues * 10:
-        raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
-    service.access.charge(request.state.key, "residues", total)
+    service.access.charge(request.state.key, "residues", masked_residues(service, query.texts))
     rows = await service.models.run(model, EACH_MASKED, query.texts, query.caller)
     # One row per residue; split them by sequence.
     ends = np.cumsum(list(map(len, query.texts)))[:-1]
