@@ -79,10 +79,10 @@ BENCHMARKS = (
             "not comparable": _NOT_COMPARABLE,
         },
         metrics=(
-            Metric("AntiBERTy: before", "bits per residue, AntiBERTy as it is", "random: before"),
-            Metric("AntiBERTy: full", "bits per residue, AntiBERTy trained on in full", "random: full"),
-            Metric("AntiBERTy: LoRA", "bits per residue, AntiBERTy trained on by LoRA", "random: LoRA"),
-            Metric("AntiBERTy: frozen", "bits per residue, AntiBERTy frozen, head trained on", "random: frozen"),
+            Metric("AntiBERTy: before", "bits per residue, AntiBERTy before training", "random: before"),
+            Metric("AntiBERTy: full", "bits per residue, AntiBERTy after full training", "random: full"),
+            Metric("AntiBERTy: LoRA", "bits per residue, AntiBERTy after training by LoRA", "random: LoRA"),
+            Metric("AntiBERTy: frozen", "bits per residue, AntiBERTy after training its head alone", "random: frozen"),
         ),
         measure=_bits,
     ),
@@ -100,9 +100,7 @@ BENCHMARKS = (
         metrics=(
             Metric("accuracy", "accuracy of chains, AntiBERTy", "random weights: accuracy"),
             Metric(
-                "logistic regression on composition: accuracy",
-                "accuracy of chains, logistic regression on composition",
-                "random weights: accuracy",
+                "logistic regression on composition: accuracy", "accuracy of chains, logistic regression on composition"
             ),
         ),
         measure=_species,
