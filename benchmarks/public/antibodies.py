@@ -32,7 +32,7 @@ def _bits(work: Work) -> dict[str, Value]:
     (work.folder / "antibodies.fasta").write_text("".join(f">{number}\n{chain}\n" for number, chain in chains))
     data = "--data.source FOLDER/antibodies.fasta --data.validation_share 0.2 --batch.global_tokens 4096"
     optimizer = "--training.optimizer adamw --training.max_steps 30 --training.warmup_steps 5"
-    values = {}
+    values: dict[str, Value] = {}
     for name, settings in _TRAININGS.items():
         weights, _, way = name.partition(": ")
         run = f"--run.name {weights}-{way} --run.storage_path FOLDER --run.seed {work.seed}"
@@ -56,7 +56,7 @@ def _species(work: Work) -> dict[str, Value]:
 
 def _link_weights(link: Path) -> None:
     if not link.exists():  # a seed that was stopped has it
-        link.symlink_to(distribution("antiberty").locate_file("antiberty/trained_models"))
+        link.symlink_to(str(distribution("antiberty").locate_file("antiberty/trained_models")))
 
 
 _NOT_COMPARABLE = (
