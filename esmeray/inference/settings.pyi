@@ -47,6 +47,7 @@ class DesignSettings(TypedDict, total=False):
     number: int
     fix: str
     omit: str
+    bias: str | Path | None
     tie: str
     temperature: float
     steps: int

@@ -9,6 +9,7 @@ import pytest
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.store import Structure, StructureStore
+from esmeray.inference.design.denoising import Denoiser
 from esmeray.inference.design.sampling import Request, generate
 from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.model import open_diffusion
@@ -94,5 +95,5 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
     shares = []
     for guidance in (0.0, 1.0, 3.0):
         asked = Request(nothing, label=1, temperature=1.0, steps=10, guidance=guidance)
-        shares.append(sum(design.residues.count("K") for design in generate(model, asked, 10)) / 200)
+        shares.append(sum(design.residues.count("K") for design in generate(Denoiser(model), [asked], 10)) / 200)
     assert min(shares[1:]) > shares[0] + 0.5

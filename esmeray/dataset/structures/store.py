@@ -135,6 +135,16 @@ def residue_label(packed: int) -> str:
     return f"{number}{chr(insertion_code)}" if insertion_code else str(number)
 
 
+def chain_positions(packed_L: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return (L,) ascending positions of residues with these packed numbers.
+
+    A missing residue takes a position, and so does an insertion: 52, 52A and 55 are at 0, 1 and 4.
+    """
+    # Numbers may start again with a chain, or fall within one: the next residue then counts as adjacent.
+    steps_L = np.diff(packed_L.astype(np.int64) // 256, prepend=0).clip(min=1)
+    return np.cumsum(steps_L) - steps_L[:1]
+
+
 class StructureStore:
     """Read access to a structure store.
 

@@ -8,7 +8,7 @@ from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatc
 from esmeray.dataset.structures.sample import _built
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.inference.design.sampling import structure_batch
+from esmeray.inference.design.denoising import structure_batch
 from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.encoder import StructureEncoder
 from esmeray.model.structures.geometry import known_residues, nearest, residue_features
