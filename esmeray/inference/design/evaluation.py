@@ -126,7 +126,7 @@ def _judged_residues(model: Designer, structure: Structure) -> NDArray[np.bool_]
 def _judged(
     structure: Structure, judged: NDArray[np.bool_], design: str, likelihood: float, shares_SA: NDArray[np.float64]
 ) -> dict[str, float]:
-    """Numbers of one protein by name: length, recoveries, losses, hits and sizes of regions."""
+    """Numbers of one protein by name: length, judged residues, recoveries, losses, hits and sizes of regions."""
     letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
     native, elements = letters[judged], elements_of(structure)[judged]
     right = np.array([AMINO_ACIDS.find(letter) for letter in design])[judged] == native
@@ -136,6 +136,7 @@ def _judged(
     buried = (contacts >= _BURIED)[judged]
     numbers = {
         "length": len(structure.residues),
+        "judged": judged.sum(),
         "right": right.mean(),
         "by composition": (native == shares_SA[-1].argmax()).mean(),
         "by element": (native == shares_SA[elements].argmax(axis=1)).mean(),
@@ -151,9 +152,8 @@ def _judged(
 
 def _with_intervals(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
     """Metrics with bootstrap intervals over proteins."""
-    rows_N = np.arange(len(table))
     drawn = resamplings(len(table), _DRAWS, seed=0)
-    resampled = pd.DataFrame([_metrics(table.iloc[np.repeat(rows_N, counts_N)]) for counts_N in drawn])
+    resampled = pd.DataFrame([_metrics(table.loc[table.index.repeat(counts_N)]) for counts_N in drawn])
     metrics = {}
     for name, value in _metrics(table).items():
         if np.isfinite(value):  # not finite if e.g. no protein has a buried residue
@@ -165,16 +165,16 @@ def _with_intervals(table: pd.DataFrame) -> dict[str, tuple[float, float, float]
 def _metrics(proteins: pd.DataFrame) -> dict[str, float]:
     """Recovery is a median over proteins, as in the papers; perplexity is averaged over residues, as it is defined."""
     columns = {name: values.to_numpy() for name, values in proteins.items()}
-    right_N, lengths_N = columns["right"], columns["length"]
+    right_N, judged_N = columns["right"], columns["judged"]
     metrics = {
         "median recovery": np.median(right_N),
         "median recovery, composition": np.median(columns["by composition"]),
         "median recovery, secondary structure": np.median(columns["by element"]),
         "mean gain over composition": np.mean(right_N - columns["by composition"]),
         "mean gain over secondary structure": np.mean(right_N - columns["by element"]),
-        "perplexity": np.exp(np.average(columns["loss"], weights=lengths_N)),
-        "perplexity, composition": np.exp(np.average(columns["composition loss"], weights=lengths_N)),
-        "perplexity, secondary structure": np.exp(np.average(columns["element loss"], weights=lengths_N)),
+        "perplexity": np.exp(np.average(columns["loss"], weights=judged_N)),
+        "perplexity, composition": np.exp(np.average(columns["composition loss"], weights=judged_N)),
+        "perplexity, secondary structure": np.exp(np.average(columns["element loss"], weights=judged_N)),
     }
     for name in ("helix and strand", "other", "buried", "exposed"):
         size = columns[f"size, {name}"].sum()

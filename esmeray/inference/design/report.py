@@ -62,7 +62,11 @@ def design_table(
 
 
 def write_designs(folder: Path, request: Request, designs: Sequence[Design], table: pd.DataFrame) -> None:
-    """Append the designs of a structure and their probabilities, and draw their logo."""
+    """Append the designs of a structure and their probabilities, and draw their logo.
+
+    The table of probabilities has a line per position: structure, chain, residue number in the file, position from 1,
+    native residue, whether it was fixed, and the mean probability of each amino acid over the designs.
+    """
     structure = request.structure
     with (folder / "designs.fasta").open("a", encoding="utf-8") as file:
         for row in table.drop(columns="structure").to_dict("records"):
@@ -70,30 +74,22 @@ def write_designs(folder: Path, request: Request, designs: Sequence[Design], tab
             values = {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items()}
             header = " ".join(f"{key}={value}" for key, value in values.items() if value)
             file.write(f">{name} {header}\n{sequence}\n")
-    write_probabilities(folder / "probabilities.tsv", structure, request.fixed, designs)
-    draw_logo(folder / f"{structure.id}.png", structure, designs)
-
-
-def write_probabilities(path: Path, structure: Structure, fixed: Sequence[int], designs: Sequence[Design]) -> None:
-    """Append one line per position of the structure.
-
-    Columns: structure, chain, residue number in the file, position from 1, native residue, whether it was fixed, and
-    the mean probability of each amino acid over the designs.
-    """
     mean_LA = np.mean([design.probabilities for design in designs], axis=0)
-    table = pd.DataFrame(
+    probabilities = pd.DataFrame(
         {
             "structure": structure.id,
             "chain": [structure.chain_names[chain] for chain in structure.chains.tolist()],
             "number": structure.residue_labels,
             "position": range(1, len(structure.residues) + 1),
             "native": [*structure.residues],
-            "fixed": [int(index in fixed) for index in range(len(structure.residues))],
+            "fixed": [int(index in request.fixed) for index in range(len(structure.residues))],
             **dict(zip(AMINO_ACIDS, mean_LA.T, strict=True)),
         }
     )
+    path = folder / "probabilities.tsv"
     # One file holds all structures; each is appended when its designs are done.
-    table.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
+    probabilities.to_csv(path, sep="\t", index=False, float_format="%.4f", mode="a", header=not path.exists())
+    draw_logo(folder / f"{structure.id}.png", structure, designs)
 
 
 def draw_logo(path: Path, structure: Structure, designs: Sequence[Design]) -> None:

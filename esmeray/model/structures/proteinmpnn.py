@@ -238,7 +238,7 @@ class _EncoderLayer(_Layer):
 
 
 def _product(linear: nn.Linear, part: int, inputs: Tensor) -> Tensor:
-    """Return the product of a part of the weights, of which the residue's own has the bias."""
+    """Return the product of the weights of one part of the input. The bias belongs to the residue's own part."""
     weight = linear.weight.split(CHANNELS, dim=1)[part]
     return functional.linear(inputs, weight, linear.bias if part == _OWN else None)
 
