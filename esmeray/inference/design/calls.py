@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import NOTES, made_folder, output_or_scratch, refuse_existing
 from esmeray.common.text import counted
@@ -209,7 +209,7 @@ def is_designer(source: str | Path) -> bool:
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
     """Read the chains of the structure files and print which residues were changed or left out.
 
-    Raises DataError for an invalid file or id, or if no chain is left.
+    Raises DataError for an invalid file or id.
     """
     # `predicted` is false, because designs depend on coordinates only.
     section = StructuresSection(chains=options.chains, ca_only=options.ca_only, predicted=False)
@@ -219,8 +219,6 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
     check_ids(structures)
     for line in counts.lines():
         print(line, file=sys.stderr)
-    if not structures:  # e.g. all chains have CA atoms only and were skipped
-        raise DataError(f"{', '.join(options.structures)}: no protein chain left to read")
     return structures
 
 

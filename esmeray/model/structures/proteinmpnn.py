@@ -72,7 +72,7 @@ class ProteinMPNN(nn.Module):
         self.features = _PairFeatures(variant)
         self.W_e = nn.Linear(CHANNELS, CHANNELS)
         self.W_s = nn.Embedding(len(LETTERS), CHANNELS)
-        self.encoder_layers = nn.ModuleList(_EncoderLayer() for _ in range(_LAYERS))
+        self.encoder_layers: Any = nn.ModuleList(_EncoderLayer() for _ in range(_LAYERS))
         self.decoder_layers: Any = nn.ModuleList(_Layer(parts=4) for _ in range(_LAYERS))
         self.W_out = nn.Linear(CHANNELS, len(LETTERS))
 
