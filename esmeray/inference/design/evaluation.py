@@ -69,6 +69,10 @@ def evaluate_designs(
         for structure in map(store.structure, records.tolist())
         if _judged_residues(model, structure).any() and np.isfinite(structure.coordinates[:, 1, 0]).any()
     ]
+    if not judged:
+        raise DataError(
+            f"{store.path}: none of the {records.size} records has a structure; give --evaluate.predictions"
+        )
     # At temperature 0 a design's recovery depends on the model only, and on the order of ProteinMPNN.
     requests = [Request(structure, temperature=0.0, steps=STEPS) for structure in judged]
     proteins = []
@@ -78,10 +82,6 @@ def evaluate_designs(
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
         judged_L = _judged_residues(model, structure)
         proteins.append(_judged(structure, judged_L, design.residues, float(likelihood), shares_SA))
-    if not proteins:
-        raise DataError(
-            f"{store.path}: none of the {records.size} records has a structure; give --evaluate.predictions"
-        )
     table = pd.DataFrame(proteins)
     metrics = _with_intervals(table)
     short = table[table["length"] <= SHORT]

@@ -191,7 +191,7 @@ def gumbel(uniform: Tensor) -> Tensor:
 
 def structure_batch(structures: Sequence[Structure], label: int = NO_LABEL) -> PackedBatch:
     """Pack structures with their residues. <cls> and <eos> have no coordinates."""
-    by_token = {
+    by_token: dict[str, list[NDArray]] = {
         COORDINATES: [
             np.pad(item.coordinates, ((1, 1), (0, 0), (0, 0)), constant_values=np.nan) for item in structures
         ],
