@@ -31,7 +31,7 @@ from benchmarks.harness.inputs import (
     write_fasta,
 )
 from benchmarks.harness.stage import Device, Row, Setting, Stage
-from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning, search_tuning
+from benchmarks.peers.transformers_embedding import Tuning, embed_file, search_tuning
 from benchmarks.programs.processes import MemoryMeter, call
 from esmeray.common.timing import timed
 from esmeray.dataset.embeddings.reader import read_embeddings
@@ -85,17 +85,16 @@ def measured(name: str, whole: str, short: str, **options: Any) -> tuple[float, 
 def embed(name: str, fasta: str, model: str, device: Device, tuned: dict[str, Any], target: str) -> int:
     """Do one contender's work, from the FASTA file to its file; return the number of proteins."""
     with dnaio.open(fasta) as reader:
-        sequences = {record.id: record.sequence for record in reader}
+        sequences = [record.sequence for record in reader]
     if name == OURS:
         shutil.rmtree(target, ignore_errors=True)  # otherwise the job would find its output done
         run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision="bf16", device=device))
     elif name == FORWARD:
-        our_embedder(Path(model), device, "bf16")(list(sequences.values()))
+        our_embedder(Path(model), device, "bf16")(sequences)
     else:
         # On a GPU the documentation advises fp16.
-        tuning = Tuning(**tuned) if name == TUNED else Tuning("fp16" if device == "cuda" else "fp32")
-        vectors = TransformersEmbedder(Path(model), device, tuning)(list(sequences.values()))
-        np.savez(target, ids=np.array(list(sequences)), vectors=vectors.numpy())
+        stock = asdict(Tuning("fp16" if device == "cuda" else "fp32"))
+        embed_file(model, device, tuned if name == TUNED else stock, fasta, target)
     return len(sequences)
 
 
