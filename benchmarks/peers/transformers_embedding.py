@@ -91,11 +91,11 @@ class TransformersEmbedder:
         return (hidden_BLD.float() * mask_BL1).sum(1) / mask_BL1.sum(1)
 
 
-def embed_file(folder: str, device: Device, tuned: dict[str, Any], fasta: str, target: str) -> None:
+def embed_file(model: str, device: Device, tuned: dict[str, Any], fasta: str, target: str) -> None:
     """Do the work of a whole script: a FASTA file to an npz file of ids and vectors."""
     with dnaio.open(fasta) as reader:
         sequences = {record.id: record.sequence for record in reader}
-    vectors = TransformersEmbedder(Path(folder), device, Tuning(**tuned))(list(sequences.values()))
+    vectors = TransformersEmbedder(Path(model), device, Tuning(**tuned))(list(sequences.values()))
     np.savez(target, ids=np.array(list(sequences)), vectors=vectors.numpy())
 
 

@@ -34,7 +34,7 @@ def test_a_smoke_run_of_one_stage_writes_its_results_to_the_given_folder(tmp_pat
 def test_a_misspelt_stage_or_a_missing_peer_is_refused(capsys):
     assert main(["--list"]) == 0
     assert "index: indexes of vectors" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="no stage is called 'idnex'; there are proteome, command, index"):
+    with pytest.raises(ConfigError, match="no stage is called 'idnex'; there are proteome, index"):
         main(["idnex"])
     stage = replace(toy_stage("service"), packages=("no_such_package",))
     with pytest.raises(ConfigError, match="no_such_package: 'make bench' installs the peers"):
