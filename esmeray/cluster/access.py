@@ -53,7 +53,7 @@ def own_token() -> dict[str, str]:
     """
     file = Path.home() / ".ray" / "auth_token"
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() and file.exists():
-        check_private(file, f"create a new token, or if nobody has read this one, run: chmod 600 {file}")
+        check_private(file, f"create a new token, or if no one else has read this one, run: chmod 600 {file}")
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()  # the token may have been created since the last call
     try:

@@ -22,7 +22,7 @@ class ActorPool:
     """Actors that compute tasks. Ray must be connected, and the pool must be closed.
 
     Args:
-        kind: class of the actors. It raises errors in ``load``, because nobody receives the errors of a constructor.
+        kind: class of the actors. It raises errors in ``load``, because errors of a constructor are not received.
         argument: argument of the class.
         count: number of actors.
         options: Ray's options of each actor, e.g. ``num_cpus``.

@@ -69,7 +69,7 @@ class Capacity:
 
     Attributes:
         now: number with the resources that others leave free.
-        whole: number if nobody else used the cluster.
+        whole: number if the cluster had no other user.
         machines: resources of the cluster, in words.
         leaving: machines with a worker that will be preempted; their resources do not count.
     """

@@ -28,6 +28,9 @@ COORDINATES = "coordinates"
 """Coordinates of each token's N, CA, C and O in Å, (T, 4, 3) float32; NaN if unknown and for special tokens."""
 CHAINS = "chains"
 """Number of each token's chain in its structure, (T,) int64."""
+NUMBERS = "numbers"
+"""Position of each token along its chain, (T,) int64, in which missing residues count; see
+:func:`~esmeray.dataset.structures.store.chain_positions`."""
 LABELS = "labels"
 """Class to condition each sequence on, (N,) int64, or :data:`NO_LABEL`."""
 

@@ -77,9 +77,13 @@ class LabelsSection(Section):
     separator: str = Field(default=";", min_length=1)
     """Separator of names in a multilabel column or header. Lists in JSON or Python syntax, e.g. ["a", "b"], are
     recognized with any separator."""
-    split: Literal["hash", "stratified", "column", "files"] = "hash"
+    split: Literal["hash", "stratified", "clusters", "column", "files"] = "hash"
     """Method of the training/validation split. hash: data.validation_share of distinct sequences, by a hash;
-    stratified: that share of each class; column: by split_column; files: validation_source is held out."""
+    stratified: that share of each class; clusters: about that share of each class, in whole clusters of similar
+    proteins; column: by split_column; files: validation_source is held out."""
+    identity: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Split clusters: proteins with at least this share of identical residues, in an alignment over 80 % of both, get
+    into the same cluster, and so do all proteins that a chain of such pairs connects."""
     split_column: str | None = None
     """Table: column with the values train, valid (or validation, val, dev) and test. labels_file: attribute of the
     headers with these values, e.g. SET for SET=train. A true value in a column or attribute 'validation' turns train

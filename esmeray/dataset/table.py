@@ -147,10 +147,10 @@ class Table:
             separator = declared[1].decode("latin-1") if declared else self._separator(head)
             rows = csv_rows(text, self._path, separator)
             header = next(rows, [])
-            places = {name: header.index(name) for name in self._columns(header)} if header else {}
+            indices = {name: header.index(name) for name in self._columns(header)} if header else {}
             for part in iter(lambda: list(islice(rows, PART_ROWS)), []):
                 columns = list(zip(*part, strict=True))
-                yield len(part), {name: columns[place] for name, place in places.items()}
+                yield len(part), {name: columns[index] for name, index in indices.items()}
             self.finished = [raw.source_file()]
 
     def _separator(self, head: bytes) -> str:

@@ -28,9 +28,21 @@ class BuildIndexSettings(TypedDict, total=False):
     metric: Literal["cosine", "dot", "l2"] | None
     name: str | None
 
+class ChooseLayerSettings(TypedDict, total=False):
+    """Settings of :func:`esmeray.choose_layer`."""
+
+    device: str | None
+    precision: Literal["fp32", "bf16", "fp16"] | None
+    tokens: int | None
+    retrieval: bool
+    report: str | Path | None
+    output: str | Path | None
+    seed: int
+
 class ClassifySettings(TypedDict, total=False):
     """Settings of :func:`esmeray.classify`."""
 
+    coverage: float | None
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"]
     tokens: int
@@ -47,6 +59,7 @@ class DesignSettings(TypedDict, total=False):
     number: int
     fix: str
     omit: str
+    bias: str | Path | None
     tie: str
     temperature: float
     steps: int
@@ -62,6 +75,7 @@ class EvaluateSettings(TypedDict, total=False):
     tokens: int
     output: str | Path | None
     part: Literal["all", "training", "validation", "test"] | None
+    calibrate: bool
     baselines: bool
 
 class FitMutantsSettings(TypedDict, total=False):
@@ -91,6 +105,7 @@ class PredictFunctionsSettings(TypedDict, total=False):
     format: Literal["cafa", "cafa6"]
     terms: int | None
     part: Literal["ranker", "blend", "naive", "homology", "neighbours", "network"]
+    coverage: float | None
 
 class ProposeSettings(TypedDict, total=False):
     """Settings of :func:`esmeray.propose`."""

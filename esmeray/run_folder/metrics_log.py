@@ -158,7 +158,7 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
         """Replace the file by ``lines`` with a rename: readers see the old file or the new one, never a mixture."""
         with atomic_file(self.path) as temporary, temporary.open("wb") as file:
             file.writelines(lines)
-        self._file.close()  # it refers to the replaced file, which nobody reads any more
+        self._file.close()  # it refers to the replaced file, which has no reader any more
         self._file = self.path.open("ab", buffering=0)
 
 

@@ -37,6 +37,7 @@ from esmeray.common.errors import (
     naming_variables,
 )
 from esmeray.dataset.sequence_list import checked_list, checked_text, checked_texts
+from esmeray.service.contract import LIKELIHOOD
 from esmeray.service.section import is_loopback
 from esmeray.train_config.section import Section
 
@@ -140,9 +141,16 @@ class Client:
         # Sequences differ in length, so outputs per residue stay a list.
         return np.stack(arrays) if arrays and arrays[0].ndim == 1 else arrays
 
-    def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
-        """Yield id, label, probabilities and the labels of the probabilities, in order; see ``/v1/classify``."""
-        contents = map(httpx.Response.json, self._answers(_requests(sequences), "/v1/classify", {}, "application/json"))
+    def classify(
+        self, sequences: Iterable[GivenSequence], *, coverage: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield id, label, probabilities and the labels of the probabilities, in order; see ``/v1/classify``.
+
+        With a ``coverage``, the conformal set or the ends of the interval are added.
+        """
+        fields = {} if coverage is None else {"coverage": coverage}
+        answers = self._answers(_requests(sequences), "/v1/classify", fields, "application/json")
+        contents = map(httpx.Response.json, answers)
         return ({**row, "labels": content["labels"]} for content in contents for row in content["data"])
 
     def search(
@@ -180,7 +188,9 @@ class Client:
         Raises DataError for a refused request, ResourceError if the service can't be reached.
         """
         # Arrow takes a quarter of the bytes of JSON, and needs no parsing.
-        answers = self._answers(_requests(sequences), "/v1/encode", {"output": output}, ARROW)
+        answers = self._answers(
+            _requests(sequences, masked=output == LIKELIHOOD), "/v1/encode", {"output": output}, ARROW
+        )
         tables = (pa.ipc.open_stream(io.BytesIO(answer.content)).read_all() for answer in answers)
         return (
             pair for table in tables for pair in zip(table["id"].to_pylist(), _arrays(table["embedding"]), strict=True)
@@ -223,7 +233,7 @@ class Client:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        finally:  # also if the caller left the stream early, and nobody reads the later answers
+        finally:  # also if the caller left the stream early, and the later answers have no reader
             for request in waiting:
                 request.cancel()
 
@@ -271,23 +281,29 @@ class Client:
             tries += 1
 
 
-def _requests(sequences: Iterable[GivenSequence], most: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield requests of bounded size. Raises ConfigError at once if this is no list, DataError at a wrong item."""
-    return _grouped(checked_list(sequences, "sequences"), most or REQUEST_SEQUENCES)
+def _requests(
+    sequences: Iterable[GivenSequence], most: int | None = None, *, masked: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield requests of bounded size. Raises ConfigError at once if this is no list, DataError at a wrong item.
+
+    ``masked``: each residue is masked in turn, for which the service's limit is ten times as many residues.
+    """
+    return _grouped(checked_list(sequences, "sequences"), most or REQUEST_SEQUENCES, masked)
 
 
-def _grouped(sequences: Iterable[GivenSequence], most: int) -> Iterator[dict[str, Any]]:
+def _grouped(sequences: Iterable[GivenSequence], most: int, masked: bool) -> Iterator[dict[str, Any]]:
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(sequences):
         pair = record if isinstance(record, tuple) and len(record) == 2 else (str(number), record)
         name, sequence = (checked_text(value, f"sequences[{number}]") for value in pair)
+        size = len(sequence) ** 2 // 10 if masked else len(sequence)
         # Both are below the service's default limits, beyond which it refuses a request with 413.
-        if records and (residues + len(sequence) > REQUEST_RESIDUES or len(records) == most):
+        if records and (residues + size > REQUEST_RESIDUES or len(records) == most):
             yield {"sequences": records}
             records, residues = [], 0
         records.append({"id": name, "sequence": sequence})
-        residues += len(sequence)
+        residues += size
     if records:
         yield {"sequences": records}
 

@@ -134,7 +134,7 @@ def drain(signals: StopSignals) -> None:
 
 
 def remove(at_once: bool = False) -> None:
-    """Remove the application from the cluster. Remove Serve too, if nobody else uses it and there is time."""
+    """Remove the application from the cluster. Remove Serve too, if no other application uses it and there is time."""
     if at_once or set(serve.status().applications) - {APPLICATION}:
         serve.delete(APPLICATION, _blocking=False)
         serve.status()  # returns once the deletion has arrived

@@ -13,6 +13,7 @@ from esmeray.common.text import did_you_mean
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
+from esmeray.model.backbones.lora import base_folder, has_adapter, load_adapter
 from esmeray.model.backbones.source import (
     MASKED_LM_HEADS,
     PACKED,
@@ -38,7 +39,7 @@ class Opened(NamedTuple):
 def can_be_streamed(task: str | None, source: str) -> bool:
     """Test whether the layers can be read on demand: only ESM-2 in transformers' format."""
     section = BackboneSection(source=source)
-    is_network = task is None or (task in task_names() and task_named(task).opener is None)
+    is_network = task is None or (task in task_names() and task_named(task).opener is None and not has_adapter(source))
     is_esm2 = is_network and not has_random_weights(section) and source_type(section) == "esm"
     return is_esm2 and has_safetensors(weights_folder(section))
 
@@ -68,11 +69,12 @@ def open_exported(task: str, folder: Path, *, stream: bool = False, weights: Wei
 def open_network(source: str, *, with_head: bool, stream: bool = False, weights: Weights = "stored") -> Opened:
     """Open a transformers folder, hub name or size, with the head of its masked language model if it has one.
 
-    ``stream``: read the layers on demand. ``weights``: their format. Raises ConfigError, DataError and ResourceError
+    A folder may have a LoRA adapter in place of the network. ``stream``: read the layers on demand. ``weights``: their
+    format. Raises ConfigError, DataError and ResourceError
     like :func:`esmeray.model.backbones.loading.build_backbone`.
     """
     # Frozen, since nothing opened here is trained: no activations are kept.
-    section = BackboneSection(source=source, frozen=True)
+    section = BackboneSection(source=str(base_folder(Path(source))) if has_adapter(source) else source, frozen=True)
     kind = source_type(section)
     # Not a user setting here: architectures without packed attention are padded.
     section = section.model_copy(update={"padded": kind != "esm" and kind not in PACKED})
@@ -81,5 +83,9 @@ def open_network(source: str, *, with_head: bool, stream: bool = False, weights:
     if with_head and kind in MASKED_LM_HEADS:
         backbone, head = build_masked_lm(section, 0, *vocabulary, stream=stream, weights=weights)
         # If the folder lacks the head, the head is random and its output would be noise.
-        return Opened(backbone, tokenizer, {} if head.is_drawn else {"masked_lm": head})
-    return Opened(build_backbone(section, 0, *vocabulary, stream=stream, weights=weights), tokenizer, {})
+        heads = {} if head.is_drawn else {"masked_lm": head}
+    else:
+        backbone, heads = build_backbone(section, 0, *vocabulary, stream=stream, weights=weights), {}
+    if has_adapter(source):
+        load_adapter(backbone, Path(source))
+    return Opened(backbone, tokenizer, heads)

@@ -129,8 +129,8 @@ class _Problems:
         key = self.key(error["loc"])
         name = ".".join(key)
         message = refusal(error)
-        place = f"{self.path}:{self.lines[key]}" if key in self.lines else self.path
-        where = f"{place}: {name}" if place else name
+        location = f"{self.path}:{self.lines[key]}" if key in self.lines else self.path
+        where = f"{location}: {name}" if location else name
         if overridden := self._overridden(key, error["msg"]):
             where = " ".join(f"--{self.prefix}{'.'.join(option)}" for option in overridden)
         if error["type"] == "extra_forbidden":

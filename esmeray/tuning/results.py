@@ -103,11 +103,14 @@ def draw(trials: pd.DataFrame, path: Path) -> None:
     panels = {"Tokens per second": trials["tokens_per_s"], "Peak memory in GiB": trials["peak_memory_bytes"] / 2**30}
     with picture(path, 13, 5, path.parent.name) as figure:
         for axes, (title, heights) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-            style(axes, f"{title} by token budget")
+            style(axes, title)
             axes.set_xscale("log", base=2)
             for kind, rows in trials.groupby(kinds):
                 axes.scatter(rows["tokens"], heights.fillna(0.0)[rows.index], label=kind)
-            axes.set_ylim(bottom=0.0)
+            budgets = sorted(trials["tokens"].unique())
+            axes.set_xticks(budgets, [f"{tokens:,}" for tokens in budgets])
+            axes.margins(0.08)
+            axes.set(xlabel="token budget", ylim=(0.0, None))
             legend(axes, over_curves=True)
 
 

@@ -302,12 +302,12 @@ class Bits:
         """Flip one bit, chosen by the seed and the number, and run the command."""
         chance = random.Random(f"{seed} {number}")
         name = chance.choice([*self.things])
-        undisturbed, place = self.made(name), self.root / name / "here"
-        note = place / "flipped.txt"
-        act = partial(flip_bit, place, self.things[name].flips, chance, note)
+        undisturbed, copy = self.made(name), self.root / name / "here"
+        note = copy / "flipped.txt"
+        act = partial(flip_bit, copy, self.things[name].flips, chance, note)
         while True:
-            shutil.rmtree(place)
-            shutil.copytree(self.root / name / "kept", place)
+            shutil.rmtree(copy)
+            shutil.copytree(self.root / name / "kept", copy)
             ended = self._ended(self._flipping(name, act, chance), name)
             if note.exists():  # otherwise the command ended before the flip
                 break
@@ -342,11 +342,11 @@ class Bits:
 
     def _ended(self, call: Call, name: str, limit_s: int = LIMIT_S) -> Ended:
         """Run a call in a fork, in the artifact's folder."""
-        place, pattern = self.root / name / "here", self.things[name].results
+        copy, pattern = self.root / name / "here", self.things[name].results
         files = [self.root / name / file for file in ("stdout.txt", "stderr.txt")]
-        code = ended(lambda: (small_pieces(), call())[1], place, limit_s, *files)
+        code = ended(lambda: (small_pieces(), call())[1], copy, limit_s, *files)
         results = {}
-        for path in [*place.glob(pattern), *(files[:1] if pattern == "stdout.txt" else ())]:
+        for path in [*copy.glob(pattern), *(files[:1] if pattern == "stdout.txt" else ())]:
             results |= final_bytes(path) if path.is_dir() else {path.name: path.read_bytes()}
         said = files if pattern == "stdout.txt" else files[1:]  # `train status` reports damage on stdout
         return Ended(code, "".join(file.read_text(errors="replace") for file in said), results)

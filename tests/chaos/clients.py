@@ -215,7 +215,7 @@ def table(trials: Iterable[Trial]) -> Iterator[str]:
     for trial in trials:
         calm, during = (outcome.percentile_ms(99) for outcome in (trial.calm, trial.during))
         answers = ", ".join(f"{count} × {line}" for line, count in trial.answers.most_common(3))
-        memory = ", ".join(f"{each / 1e6:.0f}" for each in trial.memory)
+        memory = ", ".join(f"{peak / 1e6:.0f}" for peak in trial.memory)
         right = "no" if trial.wrong else "yes"
         counts = trial.during.by_status
         yield f"| {trial.name} | {calm:.0f} | {during:.0f} | {counts} | {answers} | {memory} | {right} |"

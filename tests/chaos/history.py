@@ -59,7 +59,7 @@ def committed(attempts: list[Attempt]) -> dict[int, Attempt]:
 def problems(attempts: list[Attempt], planned: Attempt) -> list[str]:
     """Return the differences between a run and ``planned``, the attempt of an undisturbed run."""
     taken = committed(attempts)
-    found = [f"step {number} is lost or not planned" for number in planned.steps.keys() ^ taken.keys()]
+    differences = [f"step {number} is lost or not planned" for number in planned.steps.keys() ^ taken.keys()]
     is_exact = True
     for number in sorted(taken.keys() & planned.steps.keys()):
         attempt, wanted = taken[number], planned.steps[number]
@@ -72,13 +72,13 @@ def problems(attempts: list[Attempt], planned: Attempt) -> list[str]:
             "computed other bits": not is_exact or _bits(steps) == _bits(wanted),
             "had another loss": abs(_loss(steps) - _loss(wanted)) <= TOLERANCE * max(1, abs(_loss(wanted))),
         }
-        found += [f"step {number} {problem}" for problem, holds in tests.items() if not holds]
+        differences += [f"step {number} {problem}" for problem, holds in tests.items() if not holds]
     began = float("inf")
     for attempt in reversed(attempts):
         late = [number for number in attempt.steps if attempt.ended(number) > began]
-        found += [f"step {number} was taken while a later attempt took steps" for number in late]
+        differences += [f"step {number} was taken while a later attempt took steps" for number in late]
         began = min([began, *(step["time"] for steps in attempt.steps.values() for step in steps)])
-    return found
+    return differences
 
 
 def _batches(steps: list[dict[str, Any]]) -> Counter[str]:

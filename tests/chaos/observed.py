@@ -40,8 +40,8 @@ class Observer:
         self.step, self.attempt, self.model = 0, "", torch.nn.Module()
 
     def log(self, kind: str, **values: Any) -> None:
-        place = {"attempt": self.attempt, "rank": self.rank, "world": self.world, "step": self.step}
-        line = json.dumps({"kind": kind, **place, "time": time.monotonic(), **values}) + "\n"
+        context = {"attempt": self.attempt, "rank": self.rank, "world": self.world, "step": self.step}
+        line = json.dumps({"kind": kind, **context, "time": time.monotonic(), **values}) + "\n"
         with (self.folder / "history.jsonl").open("ab", buffering=0) as file:
             file.write(line.encode())
 

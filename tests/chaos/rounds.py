@@ -181,12 +181,12 @@ class Training(Round):
         for fault, until in zip(self.faults, ends, strict=False):  # without a fault, `ends` has one value too many
             fault.back_s = seconds_to_a_step(attempts, fault.time, until)
         is_complete = own_losses.keys() == losses.keys()
-        found = problems(attempts, planned) + ([] if is_complete else ["metrics.jsonl is not a line a step"])
+        differences = problems(attempts, planned) + ([] if is_complete else ["metrics.jsonl is not a line a step"])
         same_workers = all(attempt.world == planned.world for attempt in committed(attempts).values())
         distance = max(float((exported[name] - weights[name]).abs().max()) for name in weights)
         if not distance <= (0 if same_workers else TOLERANCE):
-            found.append(f"exported weights are up to {distance:.1e} from the undisturbed run's")
-        return found
+            differences.append(f"exported weights are up to {distance:.1e} from the undisturbed run's")
+        return differences
 
     def left(self) -> list[Any]:
         pids = {pid for attempt in read_history(self.folder / "history.jsonl") for pid in attempt.pids}

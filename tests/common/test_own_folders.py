@@ -64,6 +64,6 @@ def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch:
         own_folder(tmp_path)
 
 
-def test_a_home_that_nobody_has_is_refused_in_one_line():
+def test_a_missing_home_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"^~no-such-user/runs: unknown user"):
         expanded("~no-such-user/runs")

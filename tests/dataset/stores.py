@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from esmeray.alignment.similarity import identity_clusters
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, TokenizerSection
@@ -87,7 +88,8 @@ def data_of(*sources: Path, store: Path | None = None, share: float = 0.25, **la
 
 
 def made(data: DataSection, root: Path, tokenizer: TokenizerSection | None = None) -> LabelledStore:
-    return LabelledStore(ensure_labelled_store(data, tokenizer or TokenizerSection(), root), verify="full")
+    path = ensure_labelled_store(data, tokenizer or TokenizerSection(), root, clustering=identity_clusters)
+    return LabelledStore(path, verify="full")
 
 
 def proteins(folder: Path, *labels: str, name: str = "in.csv") -> Path:

@@ -29,6 +29,7 @@ from esmeray.inference.design.calls import GenerateSection
 from esmeray.inference.function.prediction import finish
 from esmeray.inference.index.search import SearchSection
 from esmeray.inference.index.section import IndexSection
+from esmeray.inference.layers.calls import LayersSection
 from esmeray.inference.mutations.section import MutationFitSection, MutationProposeSection, MutationScanSection
 from esmeray.model.export.backbone import export as save_diffusion
 from esmeray.tasks.plan import TaskPlan
@@ -39,6 +40,7 @@ from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm
 from tests.embeddings import make_embeddings, random_vectors
 from tests.model.small_models import save_masked_lm
+from tests.model.support import random_sequences
 from tests.runs import TINY
 from tests.service.serving import Serving
 from tests.structures import folds, pdb_lines, write_pdb
@@ -78,6 +80,8 @@ def found(tmp_path_factory: pytest.TempPathFactory, serving: Serving) -> Iterato
     (folder / "labelled.fasta").write_text(
         ">first nucleus\nMKTAYIAKQR\n>second membrane\nMSILVTRPSP\n>third nucleus\nMKV\n"
     )
+    families = {"sequence": random_sequences([12] * 30), "label": ["first", "second"] * 15}
+    pd.DataFrame(families).to_csv(folder / "families.csv", index=False)
     convert([str(folder / "proteins.fasta")], folder / "proteins.store", IngestSection())
     make_embeddings(folder / "vectors", random_vectors(3, 320), ids=["first", "second", "third"])
     save_masked_lm(esm(folder / "esm2"), "esm", vocab_size=33)
@@ -233,6 +237,7 @@ def test_type_checkers_see_the_names_that_there_are():
 SECTIONS = {
     "align": AlignSection,
     "build_index": IndexSection,
+    "choose_layer": LayersSection,
     "classify": ClassifySection,
     "design": GenerateSection,
     "evaluate": ClassifyEvaluateSection,

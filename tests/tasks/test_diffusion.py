@@ -9,13 +9,15 @@ import pytest
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.store import Structure, StructureStore
+from esmeray.inference.design.denoising import Denoiser
 from esmeray.inference.design.sampling import Request, generate
+from esmeray.model.section import StructureEncoderSection
 from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.model import open_diffusion
 from esmeray.tasks.plan import task_plan
 from esmeray.training.config import Config
 from tests.runs import merged, run_folder, tiny_config, validations
-from tests.structures import folds, pdb_lines, write_pdb
+from tests.structures import folds, pdb_lines, save_proteinmpnn, write_pdb
 from tests.training.runs import assert_same_run, prepared, stop_after, train
 
 pytestmark = pytest.mark.slow
@@ -75,6 +77,21 @@ def test_a_stopped_run_resumes_in_a_loader_process_to_the_same_end(tmp_path: Pat
     assert len(loader_processes) == 1
 
 
+def test_a_run_from_trained_weights_resumes_to_the_same_end(tmp_path: Path, process_group, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    encoder = {"source": str(save_proteinmpnn(tmp_path / "own.pt")), "frozen": True}
+    sizes = {
+        name: StructureEncoderSection.model_fields[name].default for name in DIFFUSION["model"]["diffusion"]["encoder"]
+    }
+    model = {"diffusion": {"encoder": {**sizes, **encoder}}}
+    whole, path = diffusion_config(tmp_path / "whole", model=model)
+    stopped, _ = diffusion_config(tmp_path / "stopped", model=model)
+    train(whole, path)
+    stop_after(stopped, path, 4)
+    train(stopped, path)
+    assert_same_run(stopped, whole)
+
+
 def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path: Path, process_group):
     """Peptides have two classes: one is rich in lysine, the other in aspartate."""
     draw = random.Random(0)
@@ -94,5 +111,5 @@ def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path
     shares = []
     for guidance in (0.0, 1.0, 3.0):
         asked = Request(nothing, label=1, temperature=1.0, steps=10, guidance=guidance)
-        shares.append(sum(design.residues.count("K") for design in generate(model, asked, 10)) / 200)
+        shares.append(sum(design.residues.count("K") for design in generate(Denoiser(model), [asked], 10)) / 200)
     assert min(shares[1:]) > shares[0] + 0.5

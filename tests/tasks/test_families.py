@@ -1,13 +1,17 @@
 """Residue tasks support the backbones of every family of transformers, and export them in transformers' format."""
 
+import warnings
+
 import pytest
 import torch
+from peft import PeftModel
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM, AutoTokenizer, EsmTokenizer
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import encode, pack_sequences
+from esmeray.inference.models.opening import open_model
 from esmeray.model.backbones.loading import residue_tokenizer
 from esmeray.model.backbones.source import MASKED_LM_HEADS
 from esmeray.model.export.backbone import export
@@ -30,6 +34,7 @@ from tests.model.support import (
 
 SEQUENCES = random_sequences([25, 1, 60])
 DRAWN = {"layers": 2, "hidden_size": 32, "heads": 4}
+MANY_LAYERS = {**DRAWN, "layers": 6}  # peft shortens the names of 20 adapted layers or more
 
 
 def section(task, source, **settings):
@@ -68,6 +73,39 @@ def test_a_masked_lm_of_every_family_is_that_of_transformers(source, tmp_path):
     for network in networks:
         assert_near(ours, logits_alone(network, segments(batch.tokens, batch)))
     assert tokenizer_of(exported)(SEQUENCES[0])["input_ids"] == encode(SEQUENCES[0]).tolist()
+
+
+@pytest.mark.parametrize("source", [*MASKED_LM_HEADS, "drawn esmc", "drawn esm2_t6_8M"])
+def test_an_adapter_of_every_family_opens_in_peft_and_its_merged_weights_in_transformers(source, tmp_path):
+    lora = {"rank": 4, "targets": ["all-linear"], "export": "adapter"}
+    if source.startswith("drawn "):
+        settings = section("masked_lm", source.removeprefix("drawn "), lora=lora, **MANY_LAYERS)
+    else:
+        layers = {"layer_types": ["full_attention"] * 6} if source == "modernbert" else {}
+        save_masked_lm(tmp_path / "network", source, num_hidden_layers=6, **layers)
+        EsmSequenceTokenizer().save(tmp_path / "network")
+        settings = section("masked_lm", tmp_path / "network", lora=lora)
+    model = build_model(settings, seed=0)
+    batch = masked_batch(SEQUENCES, [0.15, 0.0, 0.4])
+    model(batch).loss_sum.backward()
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert all(".lora_" in name and parameter.grad is not None for name, parameter in trained.items())
+    for parameter in trained.values():  # initial zeros would hide a lost adapter
+        torch.nn.init.normal_(parameter, std=0.1)
+    with torch.no_grad():
+        wanted = segments(model.eval().lm_head(model.backbone(batch)), batch)
+    adapter = export(model, tmp_path / "adapter")
+    model.backbone.lora_export = "merged"
+    merged = export(model, tmp_path / "merged")
+    base = adapter / "base" if source.startswith("drawn ") else tmp_path / "network"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # peft only warns of missing weights
+        adapted = PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base), adapter)
+    for network in (adapted.eval(), AutoModelForMaskedLM.from_pretrained(merged).eval()):
+        assert_near(logits_alone(network, segments(batch.tokens, batch)), wanted)
+    ours = [open_model(folder, device="cpu").embed(SEQUENCES, "logits") for folder in (adapter, merged)]
+    for logits in zip(*ours, strict=True):
+        assert_near(*map(torch.from_numpy, logits))
 
 
 def test_another_vocabulary_is_read_through_a_table(tmp_path):
@@ -126,6 +164,9 @@ def test_what_does_not_go_with_a_task_is_refused(tmp_path):
         build_model(section("masked_lm", "qwen2", **DRAWN), seed=0)
     folder = FOR_PROTEINS["prot_t5"](tmp_path / "prot_t5")
     save_small_model(folder, "t5")
+    save_small_model(tmp_path / "headless", "esm", vocab_size=33)
+    with pytest.raises(ConfigError, match=r"lora\.rank: .*headless has no weights for the masked"):
+        build_model(section("masked_lm", tmp_path / "headless", lora={"rank": 2}), seed=0)
     with pytest.raises(ConfigError, match="one before and one after"):
         build_model(section("autoencoder", folder), seed=0)
 

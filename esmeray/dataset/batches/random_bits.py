@@ -7,9 +7,9 @@ generators").
 
 The split is by a hash of the sequence, so that duplicates are always on the same side. It depends only on the
 sequences, not on their order, the run's seed or other records: a held-out sequence stays held out when the store grows.
-:func:`split_stratified` relaxes this, so that every class is on both sides.
+:func:`split_stratified` and :func:`split_clusters` relax this, so that every class is on both sides.
 
-Shape legend: T tokens, N records, S distinct sequences, K distinct sequences of one class.
+Shape legend: T tokens, N records, S distinct sequences, K distinct sequences of one class, C classes.
 """
 
 from functools import lru_cache
@@ -142,6 +142,42 @@ def split_stratified(
             "hash, or add sequences"
         )
     return np.flatnonzero(~held_out_N), np.flatnonzero(held_out_N)
+
+
+def split_clusters(
+    clusters_N: NDArray[np.int64],
+    sequence_hashes: NDArray[np.uint64],
+    classes_N: NDArray[np.int64],
+    validation_share: float,
+) -> Indices:
+    """Return the ascending record indices for validation: whole clusters, with about equal shares of every class.
+
+    Clusters are considered in the order of their lowest hash, which does not depend on the order of the records. A
+    cluster is held out if this brings the held-out records of its classes nearer to the share, and leaves training
+    records of each class.
+
+    Raises DataError if there is no such cluster and ``validation_share`` is above 0.
+    """
+    bits_N = _mixed(sequence_hashes)
+    _, sizes = np.unique(clusters_N, return_counts=True)
+    rows_of = np.split(np.argsort(clusters_N, kind="stable"), sizes.cumsum()[:-1])
+    totals_C = np.bincount(classes_N)
+    # At least one record, so that rare classes are evaluated, too.
+    wanted_C = np.maximum(validation_share * totals_C, 1) * (validation_share > 0)
+    held_C = np.zeros(totals_C.size)
+    held_out_N = np.zeros(clusters_N.size, dtype=bool)
+    for rows in sorted(rows_of, key=lambda rows: bits_N[rows].min()):
+        more_C = held_C + np.bincount(classes_N[rows], minlength=totals_C.size)
+        is_nearer = np.abs(more_C - wanted_C).sum() < np.abs(held_C - wanted_C).sum()
+        if is_nearer and (more_C < totals_C)[classes_N[rows]].all():
+            held_C, held_out_N[rows] = more_C, True
+    if validation_share > 0 and not held_out_N.any():
+        raise DataError(
+            f"every cluster of similar proteins is too large to be held out (the largest has "
+            f"{max(map(len, rows_of)):,} of {counted(held_out_N.size, 'record{s}')}): raise data.validation_share or "
+            "data.labels.identity, or set data.labels.split to another method"
+        )
+    return np.flatnonzero(held_out_N)
 
 
 def _settle(held_out_S: NDArray[np.int8], sequences_K: NDArray[np.int64], validation_share: float) -> None:

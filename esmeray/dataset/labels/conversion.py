@@ -5,10 +5,11 @@ Shape legend: N records of the store, R residues of all records, concatenated, C
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from safetensors.numpy import save_file
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, file_xxh128, published
-from esmeray.dataset.batches.random_bits import split_records, split_stratified
+from esmeray.dataset.batches.random_bits import split_clusters, split_records, split_stratified
 from esmeray.dataset.embeddings.arrays import arrays_checksum
 from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts
@@ -41,7 +42,8 @@ from esmeray.dataset.labels.store import (
 )
 from esmeray.dataset.section import DataSection, LabelsSection, TokenizerSection
 from esmeray.dataset.store import conversion as stores
-from esmeray.dataset.store.format import TEXT_ALPHABET, SampleSource, signed_json
+from esmeray.dataset.store.format import SEQUENCES_FOLDER, TEXT_ALPHABET, SampleSource, signed_json
+from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
 from esmeray.run_folder.job import differences
@@ -49,14 +51,23 @@ from esmeray.run_folder.job import differences
 log = logging.getLogger(__name__)
 
 _KIND = MANIFEST_FILE, "labelled store"
+_ONE_CLASS = ("multiclass", "binary")
+
+Clustering: TypeAlias = Callable[[Store, float], NDArray[np.int64]]
+"""Function from N proteins and an identity to the (N,) cluster of each."""
 
 
 def ensure_labelled_store(
-    data: DataSection, tokenizer: TokenizerSection, default_root: Path, progress: ProgressCallback = no_progress
+    data: DataSection,
+    tokenizer: TokenizerSection,
+    default_root: Path,
+    progress: ProgressCallback = no_progress,
+    clustering: Clustering | None = None,
 ) -> Path:
     """Return the labelled store of a run's data; make it first if it does not exist.
 
-    See :func:`esmeray.dataset.store.conversion.ensure_store`. Raises DataError if the source can't be read or learnt
+    ``clustering`` makes the clusters of split clusters, since this layer can't align. See
+    :func:`esmeray.dataset.store.conversion.ensure_store`. Raises DataError if the source can't be read or learnt
     from, or ``data.store`` is damaged or made from another source; ConfigError for conflicting settings; ResourceError
     if the disk is full.
     """
@@ -68,7 +79,7 @@ def ensure_labelled_store(
         if target.exists():
             _check_made_of(LabelledStore(target, verify="full"), data, tokenizer)
         else:
-            _make(data, tokenizer, target, progress)
+            _make(data, tokenizer, target, progress, clustering)
     return target
 
 
@@ -78,7 +89,7 @@ def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, defa
     source = stores.source_store(data, *_KIND)
     if source is None:
         check_label_settings(labels, tokenizer)
-        if labels.split == "stratified" and labels.kind not in ("multiclass", "binary"):
+        if labels.split == "stratified" and labels.kind not in _ONE_CLASS:
             raise ConfigError(
                 f"data.labels.split stratified needs one class per record, but {labels.kind} targets have none: "
                 "set it to hash"
@@ -86,7 +97,13 @@ def labelled_store_location(data: DataSection, tokenizer: TokenizerSection, defa
     return stores.location(data, source, lambda: default_root / _store_name(data, tokenizer))
 
 
-def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress: ProgressCallback) -> None:
+def _make(
+    data: DataSection,
+    tokenizer: TokenizerSection,
+    target: Path,
+    progress: ProgressCallback,
+    clustering: Clustering | None,
+) -> None:
     records = read_labelled(
         data.source,
         data.labels,
@@ -100,22 +117,6 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         raise DataError(f"{', '.join(data.source)}: {records.doubt}")
     texts = [text.encode("utf-8") for text in records.texts]
     hashes_N = hashes_of(texts)
-    # The split first: the label space has only labels of training records, and drops held-out records with others.
-    parts_N = _split(records, hashes_N, data)
-    space = _label_space(records, parts_N, data)
-    targets = _encoded(records, parts_N, space, data)
-    counts = records.counts.model_copy()
-    for code, name in enumerate(PARTS):
-        setattr(counts, name, int((parts_N == code).sum()))
-    # Always 0 for split hash, which splits by sequence; files and columns may put a sequence on both sides.
-    held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
-    counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
-    counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
-    if space.kind == "per_residue":
-        letters = Counter("".join(map(str, records.labels)))
-        counts.residues_not_known = {repr(name): letters[name] for name in data.labels.unknown_letters if letters[name]}
-        not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
-        counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
     alphabet = TEXT_ALPHABET if tokenizer.content == "text" else STORE_ALPHABET
     source = records.source if isinstance(records.source, SampleSource) else records.source + records.held_out_source
     ingested = IngestCounts(**{name: getattr(records.counts, name) for name in IngestCounts.model_fields})
@@ -123,6 +124,24 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         store_checksum = write_sequences(
             folder, target, records.ids, texts, hashes_N, source, data.ingest, ingested, alphabet
         )
+        # The split first: the label space has only labels of training records, and drops held-out records with others.
+        parts_N = _split(records, hashes_N, data, folder / SEQUENCES_FOLDER, clustering)
+        space = _label_space(records, parts_N, data)
+        targets = _encoded(records, parts_N, space, data)
+        counts = records.counts.model_copy()
+        for code, name in enumerate(PARTS):
+            setattr(counts, name, int((parts_N == code).sum()))
+        # Always 0 for split hash, which splits by sequence; files and columns may put a sequence on both sides.
+        held_out_N = (parts_N != 0) & (parts_N != LEFT_OUT)
+        counts.held_out_also_in_training = int(np.isin(hashes_N[held_out_N], hashes_N[parts_N == 0]).sum())
+        counts.records_unseen_label = int((parts_N == LEFT_OUT).sum())
+        if space.kind == "per_residue":
+            letters = Counter("".join(map(str, records.labels)))
+            counts.residues_not_known = {
+                repr(name): letters[name] for name in data.labels.unknown_letters if letters[name]
+            }
+            not_known = int(np.count_nonzero(targets == IGNORED_TARGET))
+            counts.residues_unseen_label = not_known - sum(counts.residues_not_known.values())
         space.save(folder)
         # Sparse multilabel targets: a protein has about fifty of 40,000 terms.
         tensors: dict[str, NDArray] = {"parts": parts_N}
@@ -150,7 +169,13 @@ def _make(data: DataSection, tokenizer: TokenizerSection, target: Path, progress
         (folder / MANIFEST_FILE).write_text(signed_json(manifest), encoding="utf-8")
 
 
-def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSection) -> NDArray[np.uint8]:
+def _split(
+    records: LabelledRecords,
+    hashes_N: NDArray[np.uint64],
+    data: DataSection,
+    sequences: Path,
+    clustering: Clustering | None,
+) -> NDArray[np.uint8]:
     """Return (N,) uint8: index in :data:`PARTS` of each record's part."""
     parts_N = np.zeros(len(records), dtype=np.uint8)
     if records.parts is not None:
@@ -160,11 +185,17 @@ def _split(records: LabelledRecords, hashes_N: NDArray[np.uint64], data: DataSec
     units_N = hashes_N
     if records.groups is not None:
         units_N = hashes_of([name.encode() for name in records.groups])
-    if data.labels.split == "stratified":
+    classes_N = np.zeros(len(records), dtype=np.int64)
+    if data.labels.split in ("stratified", "clusters") and data.labels.kind in _ONE_CLASS:
         # Before the split, whose message for numbers would be that each class occurs only once.
         check_names(sorted(set(records.labels)), data.labels.kind)  # type: ignore[arg-type]
         _, classes_N = np.unique(np.array(records.labels), return_inverse=True)
+    if data.labels.split == "stratified":
         _, validation = split_stratified(units_N, classes_N, data.validation_share, records.groups is None)
+    elif data.labels.split == "clusters":
+        assert clustering is not None, "required for this split"
+        clusters_N = clustering(Store(sequences), data.labels.identity)
+        validation = split_clusters(clusters_N, hashes_N, classes_N, data.validation_share)
     else:
         _, validation = split_records(units_N, data.validation_share)
     parts_N[validation] = PARTS.index("validation")
@@ -207,14 +238,17 @@ def _encoded(
 
 def _settings(data: DataSection, tokenizer: TokenizerSection) -> dict[str, Any]:
     """Return the settings that the content of a labelled store depends on, apart from its files."""
-    # Files are identified by content, so their paths are excluded.
+    # Files are identified by content, so their paths are excluded. The identity only matters to one split.
+    excluded = {"validation_source", "labels_file", "mask_file"}
+    if data.labels.split != "clusters":
+        excluded.add("identity")
     settings: dict[str, Any] = {
         "content": tokenizer.content,
-        "labels": data.labels.model_dump(mode="json", exclude={"validation_source", "labels_file", "mask_file"}),
+        "labels": data.labels.model_dump(mode="json", exclude=excluded),
         "ingest": data.ingest.model_dump(),
     }
     # If files or columns define the held-out part, validation_share has no effect.
-    if data.labels.split in ("hash", "stratified"):
+    if data.labels.split in ("hash", "stratified", "clusters"):
         settings["validation_share"] = data.validation_share
     return settings
 

@@ -175,6 +175,10 @@ def check_label_settings(labels: LabelsSection, tokenizer: TokenizerSection) -> 
         raise ConfigError(
             "data.labels.kind per_residue needs model.tokenizer.content protein: texts have no residues to label"
         )
+    if labels.split == "clusters" and tokenizer.content != "protein":
+        raise ConfigError(
+            "data.labels.split clusters needs model.tokenizer.content protein: texts have no residues to align"
+        )
 
 
 def find_labelled_files(sources: Sequence[str]) -> list[Path]:

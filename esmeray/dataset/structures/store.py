@@ -135,6 +135,16 @@ def residue_label(packed: int) -> str:
     return f"{number}{chr(insertion_code)}" if insertion_code else str(number)
 
 
+def chain_positions(packed_L: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return (L,) ascending positions of residues with these packed numbers.
+
+    A missing residue takes a position, and so does an insertion: 52, 52A and 55 are at 0, 1 and 4.
+    """
+    # Numbers may start again with a chain, or fall within one: the next residue then counts as adjacent.
+    steps_L = np.diff(packed_L.astype(np.int64) // 256, prepend=0).clip(min=1)
+    return np.cumsum(steps_L) - steps_L[:1]
+
+
 class StructureStore:
     """Read access to a structure store.
 
@@ -203,13 +213,17 @@ class StructureStore:
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
         return np.full((length, 4, 3), np.nan, np.float16), self._arrays["confidence"][rows], chains
 
+    def numbers(self, record: int, start: int, length: int) -> NDArray[np.int32]:
+        """Return (length,) :func:`packed_number` of some residues of a record."""
+        first = int(self._starts[record]) + start
+        return self._arrays["numbers"][first : first + length]
+
     def structure(self, record: int) -> Structure:
         residues = self.store.text(record)
         atoms, confidence, chains = self.atoms(record, 0, len(residues))
         # A store has numbers of chains, not the names in the files.
         names = tuple(map(str, range(int(chains.max(initial=0)) + 1)))
-        first = int(self._starts[record])
-        numbers = self._arrays["numbers"][first : first + len(residues)]
+        numbers = self.numbers(record, 0, len(residues))
         return Structure(self.store.id(record), residues, atoms.astype(np.float32), confidence, chains, names, numbers)
 
 

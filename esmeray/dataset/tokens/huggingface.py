@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esmeray.common.command_line import warn
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import first_line
 from esmeray.common.verification import verified
@@ -182,18 +183,24 @@ class HuggingFaceTokenizer:
 
 def open_folder(folder: Path, is_text: bool) -> HuggingFaceTokenizer:
     """Open the fast tokenizer of a local folder; see :func:`esmeray.dataset.tokens.base.open_tokenizer`."""
+    how: dict[str, Any] = {}
+    # AntiBERTy's checkpoint and checkpoints of transformers' Trainer have their vocabulary one folder above.
+    if not _has_vocabulary(folder) and _has_vocabulary(folder.parent) and (folder / CONFIG_FILE).is_file():
+        how = {"tokenizer_type": read_settings(folder / CONFIG_FILE, SOURCE_KEY).get("model_type")}
+        warn(f"{folder} has no tokenizer; the one in {folder.parent} is used")
+        folder = folder.parent
     saved = folder / TOKENIZER_CONFIG_FILE
     spaced = read_settings(saved, SOURCE_KEY).get(_SPACED_KEY) if saved.is_file() else None
     # Letters of a text are not residues, even if the vocabulary consists of single letters.
     if is_text:
         spaced = False
-    automatic = _auto_tokenizer(folder)
+    automatic = _auto_tokenizer(folder, **how)
     if not _has_single_letters(automatic):
         return HuggingFaceTokenizer(automatic, bool(spaced))
     # Settings saved with the tokenizer are final.
     choices = (False, True) if spaced is None else (spaced,)
     tokenizers = []
-    for reading, between in itertools.product(_readings(folder, automatic), choices):
+    for reading, between in itertools.product(_readings(folder, automatic, how), choices):
         tokenizers.append(HuggingFaceTokenizer(reading, between))
         if tokenizers[-1].one_token_per_residue:
             break
@@ -201,13 +208,15 @@ def open_folder(folder: Path, is_text: bool) -> HuggingFaceTokenizer:
     return max(tokenizers, key=lambda tokenizer: (tokenizer.one_token_per_residue, len(tokenizer.known)))
 
 
-def _readings(folder: Path, automatic: Any) -> Iterator[Any]:
+def _readings(folder: Path, automatic: Any, how: dict[str, Any]) -> Iterator[Any]:
     """Yield ways to read a vocabulary of single letters: as transformers does, with both letter cases, as in the file.
+
+    ``how``: settings of every way.
 
     transformers lower-cases text for a BERT unless its folder says otherwise. For T5 it uses its own pre-tokenizer,
     which marks the start of a word, and ignores the one in the tokenizer.json of a protein T5 (Ankh).
     """
-    special = _special_tokens(automatic)
+    special = _special_tokens(automatic) | how
     for letter_case in ({}, {"do_lower_case": False}, {"do_lower_case": True}):
         yield _auto_tokenizer(folder, **(special | letter_case))
     if (folder / TOKENIZER_FILE).is_file():
@@ -231,10 +240,14 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     return tokens
 
 
+def _has_vocabulary(folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in _VOCABULARY_FILES)
+
+
 def _auto_tokenizer(folder: Path, reader: str = "AutoTokenizer", **settings: Any) -> Any:
     import transformers
 
-    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARY_FILES):
+    if not _has_vocabulary(folder):
         raise ConfigError(
             f"{SOURCE_KEY}: {folder} has no tokenizer (no {TOKENIZER_FILE}, vocab.txt, vocab.json or *.model)"
         )

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from esmeray.alignment.similarity import identity_clusters, nearest_identity
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import conversion_bar
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import files_ignored
-from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.labelled_file import (
@@ -38,6 +38,9 @@ from esmeray.run_folder.checkpoints import CheckpointStore, check_data
 from esmeray.run_folder.paths import RunFolder
 from esmeray.run_folder.section import RunSection
 from esmeray.train_config.section import Overrides
+
+_COMPARED = 2000
+"""Maximum number of proteins that are compared with the training proteins, which takes some 20 s on two cores."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def own_texts(
     run = RunFolder(section.storage_path, section.name)
     # A progress bar, because reading a large source again takes minutes if the store is gone.
     with conversion_bar("reading the run's data") as progress:
-        store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress))
+        store = LabelledStore(ensure_labelled_store(data, tokenizer, run.stores, progress, identity_clusters))
     if store.label_space != space:
         raise DataError(f"{', '.join(data.source)}: its labels differ from the labels that the model was trained on")
     # The source may have changed since: a new split would mix training with held-out records.
@@ -128,8 +131,8 @@ def own_texts(
     )
 
 
-def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDArray[np.bool_] | None:
-    """(N,) true for texts that the model's run was trained on; None if its checkpoints or labelled store are missing.
+def training_store(run: RunSection, data: DataSection) -> LabelledStore | None:
+    """Labelled store that the model's run was trained on; None if its checkpoints or the store are missing.
 
     The store is found by the checksum in a checkpoint, because the source may have changed or be gone.
     """
@@ -143,9 +146,18 @@ def in_training(run: RunSection, data: DataSection, texts: Sequence[str]) -> NDA
         with suppress(DataError):  # a damaged store of another run is skipped
             labelled = LabelledStore(folder)
             if labelled.checksum == checkpoint.manifest().store_checksum:
-                hashes_N = hashes_of([text.encode() for text in texts])
-                return np.isin(hashes_N, labelled.store.sequence_hashes[labelled.training])
+                return labelled
     return None
+
+
+def sampled_identities(texts: Sequence[str], labelled: LabelledStore, seed: int) -> NDArray[np.float64]:
+    """(N,) identity of each protein with its nearest training protein; NaN outside a random sample of the proteins."""
+    identities_N = np.full(len(texts), np.nan)
+    sample = np.random.default_rng(seed).permutation(len(texts))[:_COMPARED]
+    identities_N[sample] = nearest_identity(
+        [texts[index] for index in sample.tolist()], labelled.store, labelled.training
+    )
+    return identities_N
 
 
 def without_texts(texts: LabelledTexts, unwanted: set[str]) -> LabelledTexts:

@@ -25,6 +25,7 @@ from esmeray.common.statistics import RESAMPLINGS, SHARE
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
+from esmeray.inference.calibration import Calibration, set_metrics
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines
 from esmeray.inference.classify.labelled import LabelledTexts
@@ -45,6 +46,9 @@ from esmeray.model.metrics.classification import (
 _CLASSES_SHOWN = 100
 
 _WITH_UNIT = ("mse", "mae")
+_IDENTITY_EDGES = (0, 0.3, 0.5, 0.7, 0.95, 1.01)
+_NEAR_COPIES = "95–100 %"
+_IDENTITY_BINS = ("below 30 %", "30–50 %", "50–70 %", "70–95 %", _NEAR_COPIES)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,11 @@ class Scored:
     def groups(self) -> NDArray[np.int64] | None:
         """(R,) record index of each residue, for per_residue; otherwise None."""
         return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
+
+    @property
+    def records(self) -> NDArray[np.int64]:
+        """Record index of each row."""
+        return np.arange(len(self.ids)) if self.groups is None else self.groups
 
 
 def scored_by(
@@ -106,8 +115,15 @@ def evaluation_of(
     trained_N: NDArray[np.bool_] | None = None,
     samples: int = RESAMPLINGS,
     seed: int = 0,
+    identities_N: NDArray[np.float64] | None = None,
+    calibration: Calibration | None = None,
 ) -> dict[str, Any]:
     """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.
+
+    ``identities_N``: identity of each record with its nearest training protein, NaN if unknown. Metrics by identity
+    are added.
+
+    ``calibration`` adds the calibration error that it leaves, and the coverage and size of conformal sets.
 
     ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
     DivergenceError if a prediction is NaN or infinite.
@@ -129,19 +145,31 @@ def evaluation_of(
             # make intervals too narrow.
             groups=None if groups is None else groups[rows],
         )
+        metrics = classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows)
+        if calibration is not None and predictions is scored.probabilities:
+            calibrated = calibration.probabilities(predictions[rows])
+            after = classification_metrics(kind, calibrated, targets[rows], weights_of_rows)
+            metrics |= {"ece_calibrated": after["ece"]} if "ece" in after else {}
+            metrics |= set_metrics(calibration, calibrated, targets[rows], scored.records[rows])
         return {
-            "metrics": classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows),
+            "metrics": metrics,
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
+
+    def metrics_of_records(chosen_N: NDArray[np.bool_]) -> dict[str, Any]:
+        rows = chosen_N if groups is None else chosen_N[groups]
+        return {"records": int(chosen_N.sum()), **metrics_of(scored.probabilities, rows)}
 
     residues = {} if groups is None else {"residues": len(targets)}
     not_in_training = {}
     # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none, or no others,
     # there is nothing to compare.
     if trained_N is not None and 0 < trained_N.sum() < len(trained_N):
-        new_N = ~trained_N
-        new_metrics = metrics_of(scored.probabilities, new_N if groups is None else new_N[groups])
-        not_in_training = {"not_in_training": {"records": int(new_N.sum()), **new_metrics}}
+        not_in_training = {"not_in_training": metrics_of_records(~trained_N)}
+    by_identity = {}
+    if identities_N is not None:
+        bins_N = pd.cut(identities_N, _IDENTITY_EDGES, right=False, labels=_IDENTITY_BINS)
+        by_identity = {name: metrics_of_records(bins_N == name) for name in _IDENTITY_BINS if name in bins_N.unique()}
     of_classes = metrics_of_each(kind, scored.probabilities, targets)
     return {
         "kind": kind,
@@ -151,6 +179,7 @@ def evaluation_of(
         **metrics_of(scored.probabilities),
         "in_training": None if trained_N is None else int(trained_N.sum()),
         **not_in_training,
+        "by_identity": by_identity,
         "baselines": {name: metrics_of(predictions) for name, predictions in baselines.items()},
         "bootstrap": {"samples": samples, "seed": seed, "share": SHARE},
         "classes": [
@@ -167,6 +196,7 @@ def write_report(
     best_of: str | None = None,
     counts: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
 ) -> None:
     """Write tables, plots and metrics to an existing folder.
 
@@ -176,7 +206,7 @@ def write_report(
         facts: properties of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
-    _draw(folder, scored)  # first, because the report links the existing plots
+    _draw(folder, scored, calibration)  # first, because the report links the existing plots
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     # NaN is not valid JSON; undefined metrics have been left out.
@@ -202,22 +232,51 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
     if best_of in present:
         names.insert(0, best_of)
         chosen = f" The checkpoint was selected by {best_of} (first row)."
-    rows = [[name, *(_value(column, name) for column in columns.values())] for name in dict.fromkeys(names)]
     bootstrap = evaluation["bootstrap"]
     note = (
         f"In brackets: {bootstrap['share']:.0%} confidence intervals (percentile bootstrap over the records, "
         f"{bootstrap['samples']:,} resamples, seed {bootstrap['seed']}). A dash means undefined.{chosen}"
     )
-    return [about, "", *table_lines(["metric", *columns], rows), "", note, ""]
+    return [about, "", *_metric_table(columns, names), "", note, "", *_identity_lines(evaluation, names)]
 
 
-def _draw(folder: Path, scored: Scored) -> None:
+def _identity_lines(evaluation: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Markdown table of the metrics by identity with the training proteins, and a warning about near copies."""
+    by_identity = evaluation.get("by_identity", {})  # fitted mutants have none
+    if not by_identity:
+        return []
+    compared = sum(metrics["records"] for metrics in by_identity.values())
+    columns = {f"{name}, {metrics['records']:,} records": metrics for name, metrics in by_identity.items()}
+    lines = [
+        "By identity with the nearest training protein, in an alignment over 80 % of both "
+        f"({compared:,} records{', a random sample' if compared < evaluation['records'] else ''}):",
+        "",
+        *_metric_table(columns, names),
+        "",
+    ]
+    if _NEAR_COPIES in by_identity:
+        lines += [
+            f"**Warning**: {by_identity[_NEAR_COPIES]['records']:,} of {compared:,} records have near copies in "
+            "training (95 % identity or more), which inflates the metrics. To hold out whole clusters of similar "
+            "proteins, set data.labels.split to clusters.",
+            "",
+        ]
+    return lines
+
+
+def _metric_table(columns: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> list[str]:
+    rows = [[name, *(_value(column, name) for column in columns.values())] for name in dict.fromkeys(names)]
+    return table_lines(["metric", *columns], rows)
+
+
+def _draw(folder: Path, scored: Scored, calibration: Calibration | None) -> None:
     probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
     if scored.label_space.kind == "regression":
         draw_predictions(folder / "predictions.png", probabilities, targets, names)
         return
     draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
-    draw_reliability(folder / "reliability.png", probabilities, targets)
+    calibrated = None if calibration is None else calibration.probabilities(probabilities)
+    draw_reliability(folder / "reliability.png", probabilities, targets, calibrated)
     if scored.label_space.kind == "multilabel":
         return
     counts_CC = confusion_matrix(probabilities, targets)

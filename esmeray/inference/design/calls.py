@@ -1,4 +1,4 @@
-"""Settings of design by sequence diffusion, and ``esmeray design generate`` as a function of Python.
+"""Settings of design, and ``esmeray design generate`` as a function of Python.
 
 Designs are written structure by structure. Mistakes are reported before torch is loaded: the last structure may lack a
 residue that is to be fixed.
@@ -7,8 +7,9 @@ residue that is to be fixed.
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from pydantic import Field
 
@@ -22,15 +23,19 @@ from esmeray.dataset.sequence_list import checked_paths
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.structures.conversion import check_ids, find_structure_files, read_files
 from esmeray.dataset.structures.store import Structure, StructureCounts
-from esmeray.inference.design.positions import fixed_positions, tied_positions
-from esmeray.inference.models.source import exported_by
+from esmeray.inference.design.positions import bias_of, fixed_positions, read_bias, tied_positions
+from esmeray.inference.models.source import exported_by, find_model
+from esmeray.model.export import proteinmpnn_weights
+from esmeray.model.export.proteinmpnn_weights import published_weights
 from esmeray.train_config.section import DEFAULT_TOKENS, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
+    from esmeray.inference.design.sampling import Designer
     from esmeray.inference.settings import DesignSettings
-    from esmeray.tasks.diffusion.model import SequenceDiffusion
 
 Positions = tuple[int, ...]
 MADE_BY = "generate"
@@ -38,7 +43,7 @@ TASK = "diffusion"
 
 
 class DesignModelSection(Section):
-    """Settings to run a sequence diffusion model."""
+    """Settings to run a model that designs."""
 
     label: str | None = None
     """Class to condition designs on."""
@@ -72,14 +77,16 @@ class GenerateSection(DesignStructuresSection):
     """Residues that keep the structure's amino acid, by the numbers of its file, e.g. 1-10,52A; '#13' counts from 1."""
     omit: str = ""
     """Amino acids that designs must not contain, e.g. CM."""
+    bias: Path | None = None
+    """JSON or YAML file of numbers to add to the logits of amino acids, e.g. {"C": -2, "10-20": {"K": 1.5}}."""
     tie: str = ""
     """Chains of a complex that get the same residues, e.g. A,B."""
     temperature: NonNegativeFloat = 0.1
     """Sampling temperature. 0: the likeliest residue; 1: the model's probabilities."""
     steps: Annotated[int, Field(gt=0, le=1000)] = 20
-    """Number of denoising steps per sequence."""
+    """Number of denoising steps per sequence, for a model of sequence diffusion."""
     guidance: NonNegativeFloat = 1.0
-    """Weight of the structure; above 1 it has more influence than in training."""
+    """Weight of the structure, for sequence diffusion; above 1 it has more influence than in training."""
     seed: NonNegativeInt = 0
     """Seed of the random draws."""
     known: Path | None = None
@@ -109,7 +116,8 @@ def design(
     """Generate sequences for backbone structures, as ``esmeray design generate``.
 
     Args:
-        model: folder of a run of sequence diffusion, or of an export of one.
+        model: folder of a run of sequence diffusion or of an export of one; or weights of ProteinMPNN: ``proteinmpnn``,
+            ``soluble``, ``ca``, one of these with a version (``proteinmpnn/v_48_002``), or a .pt file.
         structures: structure file, folder or glob, or a list of them; none with ``length``.
         output: folder to write designs.fasta, probabilities.tsv and the logos to; by default nothing is written.
         overwrite: replace an output that design made.
@@ -133,14 +141,15 @@ def design(
         # Without a structure, all residues lack coordinates. The model was trained for this case, too.
         items = [Structure.unknown("free", "X" * section.length)] if section.length else structures_of(section)
         known = None if section.known is None else Store(section.known)
+        letter_biases = {} if section.bias is None else read_bias(section.bias)
         fixed = [fixed_positions(section.fix, item) for item in items]
-        tied = [tied_positions(section.tie, item) for item in items]
         positions = [indices for indices, _ in fixed]
+        tied = [tied_positions(section.tie, item) for item in items]
+        biases = [bias_of(letter_biases, section.omit, item) for item in items]
         made = nullcontext() if output is None else made_folder(section.output.absolute(), MADE_BY, overwrite)
         with made as folder:
-            table = _generated(model, section, list(zip(items, positions, tied, strict=True)), known, folder)
+            table = _generated(model, section, list(zip(items, positions, biases, tied, strict=True)), known, folder)
     absent = sum(number for _, number in fixed)
-    table.attrs[NOTES] = []
     if section.fix:
         table.attrs[NOTES].append(f"{counted(sum(map(len, positions)), 'residue{s}')} fixed")
     if absent:
@@ -152,40 +161,54 @@ def design(
 def _generated(
     model: str | Path,
     section: GenerateSection,
-    items: list[tuple[Structure, Positions, tuple[Positions, ...]]],
+    items: "list[tuple[Structure, Positions, NDArray[np.float32], tuple[Positions, ...]]]",
     known: Store | None,
     folder: Path | None,
 ) -> "pd.DataFrame":
-    """Generate for each structure, with its fixed and tied positions. Write to the folder, if there is one."""
-    diffusion, label = load_model(model, section)
+    """Generate for each structure, with its fixed positions, biases and tied positions. Write to the folder, if any."""
+    designer, label = load_model(model, section)
     from esmeray.alignment.scoring import scoring  # here: they load parasail, torch and Matplotlib
     from esmeray.alignment.search import Search
     from esmeray.inference.design.report import design_table, pd, write_designs
-    from esmeray.inference.design.sampling import Request, generate
+    from esmeray.inference.design.sampling import Request, generate, weights_notes
 
     sampling = section.model_dump(include={"temperature", "steps", "guidance"})
     search = None if known is None else Search(known, scoring())
     tables: list[pd.DataFrame] = []
+    requests = [Request(*item, label, **sampling) for item in items]
+    generated = generate(designer, requests, section.number, seed=section.seed, tokens=section.tokens)
     with record_bar("generating") as bar:
-        for structure, fixed, tied in items:
-            request = Request(structure, fixed, section.omit, tied, label, **sampling)
+        for request in requests:
             designs = []
-            generated = generate(diffusion, request, section.number, seed=section.seed, tokens=section.tokens)
-            for done, item in enumerate(generated, len(tables) * section.number + 1):
+            for done, item in enumerate(islice(generated, section.number), len(tables) * section.number + 1):
                 designs.append(item)
                 bar(done / (len(items) * section.number), done)
-            table = design_table(diffusion, request, designs, search, section.tokens)
+            table = design_table(designer, request, designs, search, section.tokens)
             # Without a structure there is no native residue to recover.
             tables.append(table if section.structures else table.drop(columns="recovery"))
             # Appended structure by structure: the probabilities of all designs would need much memory.
             if folder is not None:
                 write_designs(folder, request, designs, tables[-1])
-    return pd.concat(tables, ignore_index=True)
+    table = pd.concat(tables, ignore_index=True)
+    kept = sum(int((~designer.designed(request.structure)).sum()) for request in requests)
+    table.attrs[NOTES] = weights_notes(designer)
+    if kept:
+        table.attrs[NOTES].append(f"{counted(kept, 'residue{s}')} without coordinates kept")
+    return table
 
 
 def exported_design(source: str | Path) -> Path:
-    """Folder of the sequence diffusion model that ``source`` names. Raises ConfigError for any other model."""
-    return exported_by(TASK, source)
+    """Folder of the model that ``source`` names, or .pt file of ProteinMPNN. Raises ConfigError for any other model."""
+    weights = published_weights(source)
+    if weights is not None:
+        return weights
+    located = find_model(source)
+    return located.folder if located.task == proteinmpnn_weights.TASK else exported_by(TASK, source)
+
+
+def is_designer(source: str | Path) -> bool:
+    """Test whether the model designs sequences for structures."""
+    return published_weights(source) is not None or find_model(source).task in (TASK, proteinmpnn_weights.TASK)
 
 
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
@@ -204,16 +227,19 @@ def structures_of(options: DesignStructuresSection) -> list[Structure]:
     return structures
 
 
-def load_model(source: str | Path, options: DesignModelSection) -> "tuple[SequenceDiffusion, int]":
+def load_model(source: str | Path, options: DesignModelSection) -> "tuple[Designer, int]":
     """Load the model onto its device and look up the label's number.
 
-    Raises ConfigError for an unknown label or an unavailable device.
+    Raises ConfigError for an unknown label, an unavailable device, or a setting that the model does not have.
     """
     from esmeray.dataset.packed_batch import NO_LABEL
-    from esmeray.inference.models.opening import open_model
+    from esmeray.inference.design.opening import open_designer
 
-    model: Any = open_model(exported_design(source), device=options.device, heads=[TASK]).heads[TASK]
+    model = open_designer(exported_design(source), options.device)
     if options.label is not None and options.label not in model.labels:
         known = ", ".join(model.labels) or "none"
         raise ConfigError(f"label {options.label}: the model's labels are {known}")
+    for name in model.unsupported:
+        if getattr(options, name, None) != getattr(type(options).model_fields.get(name), "default", None):
+            raise ConfigError(f"{name} {getattr(options, name)}: {source} has no such setting; remove it")
     return model, NO_LABEL if options.label is None else model.labels.index(options.label)

@@ -20,8 +20,7 @@ from esmeray.common.errors import DataError
 from esmeray.common.statistics import percentile_interval, resamplings
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure, StructureStore
-from esmeray.inference.design.sampling import Request, generate, log_likelihoods
-from esmeray.tasks.diffusion.model import SequenceDiffusion
+from esmeray.inference.design.sampling import Designer, Request, generate, log_likelihoods
 from esmeray.train_config.section import DEFAULT_TOKENS
 
 SHORT = 100
@@ -48,7 +47,7 @@ class Evaluation:
 
 
 def evaluate_designs(
-    model: SequenceDiffusion,
+    model: Designer,
     store: StructureStore,
     records: NDArray[np.int64],
     *,
@@ -65,16 +64,20 @@ def evaluate_designs(
     # Evaluated structures are excluded, because otherwise the baseline would know their composition.
     others = np.setdiff1d(np.arange(len(store)), records)
     shares_SA = _shares(store, others if others.size else records)
+    judged = [
+        structure
+        for structure in map(store.structure, records.tolist())
+        if _judged_residues(model, structure).any() and np.isfinite(structure.coordinates[:, 1, 0]).any()
+    ]
+    # At temperature 0 a design's recovery depends on the model only, and on the order of ProteinMPNN.
+    requests = [Request(structure, temperature=0.0, steps=STEPS) for structure in judged]
     proteins = []
-    for number, structure in enumerate(map(store.structure, records.tolist()), 1):
-        progress(number, records.size)
-        judged = any(letter in AMINO_ACIDS for letter in structure.residues)
-        if not (judged and np.isfinite(structure.coordinates[:, 1, 0]).any()):
-            continue
-        # At temperature 0 there is one design, so recovery depends on the model only.
-        (design,) = generate(model, Request(structure, temperature=0.0, steps=STEPS), 1, tokens=tokens)
+    designs = generate(model, requests, 1, tokens=tokens)
+    for number, (structure, design) in enumerate(zip(judged, designs, strict=True), 1):
+        progress(number, len(judged))
         (likelihood,) = log_likelihoods(model, structure, [structure.residues], tokens=tokens)
-        proteins.append(_judged(structure, design.residues, float(likelihood), shares_SA))
+        judged_L = _judged_residues(model, structure)
+        proteins.append(_judged(structure, judged_L, design.residues, float(likelihood), shares_SA))
     if not proteins:
         raise DataError(
             f"{store.path}: none of the {records.size} records has a structure; give --evaluate.predictions"
@@ -109,10 +112,16 @@ def _shares(store: StructureStore, records: NDArray[np.int64]) -> NDArray[np.flo
     return counts / counts.sum(axis=1, keepdims=True)
 
 
-def _judged(structure: Structure, design: str, likelihood: float, shares_SA: NDArray[np.float64]) -> dict[str, float]:
+def _judged_residues(model: Designer, structure: Structure) -> NDArray[np.bool_]:
+    """(L,) true for amino acids at positions that the model designs."""
+    return np.array([letter in AMINO_ACIDS for letter in structure.residues]) & model.designed(structure)
+
+
+def _judged(
+    structure: Structure, judged: NDArray[np.bool_], design: str, likelihood: float, shares_SA: NDArray[np.float64]
+) -> dict[str, float]:
     """Numbers of one protein by name: length, recoveries, losses, hits and sizes of regions."""
     letters = np.array([AMINO_ACIDS.find(letter) for letter in structure.residues])
-    judged = letters >= 0
     native, elements = letters[judged], elements_of(structure)[judged]
     right = np.array([AMINO_ACIDS.find(letter) for letter in design])[judged] == native
     helix_or_strand = elements < ELEMENTS.index("c")

@@ -7,13 +7,20 @@
 """
 
 import re
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from esmeray.common.errors import ConfigError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure, packed_number, residue_label
+from esmeray.train_config.loading import read_file
 
+Biases = dict[str, dict[Annotated[str, Field(pattern=f"^[{AMINO_ACIDS}]$")], FiniteFloat]]
+_BIASES = TypeAdapter(Biases)
 # Counted positions have no insertion codes.
 _SPAN = re.compile(
     r"(?P<counted>#)?(?P<first>-?\d+)(?P<first_code>(?(counted)|[A-Za-z]?))"
@@ -21,7 +28,7 @@ _SPAN = re.compile(
 )
 
 
-def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], int]:
+def fixed_positions(text: str, structure: Structure, name: str = "--generate.fix") -> tuple[tuple[int, ...], int]:
     """Return the indices of the named positions, and the number of positions in ranges that the structure lacks.
 
     Raises ConfigError for a residue that the structure lacks, or a range without any residue.
@@ -29,7 +36,7 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
     indices: set[int] = set()  # ranges may overlap
     absent = 0
     for item in filter(None, map(str.strip, text.split(","))):
-        option = f"--generate.fix {item}"
+        option = f"{name} {item}"
         *chain, span = item.split(":", 1)
         match = _SPAN.fullmatch(span.strip())
         if match is None:
@@ -48,6 +55,39 @@ def fixed_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], i
         absent += last // 256 - first // 256 + 1 - len(set((numbers[inside] // 256).tolist()))
         indices.update(members[inside].tolist())
     return tuple(sorted(indices)), absent
+
+
+def read_bias(path: Path) -> Biases:
+    """Read biases of amino acids, for all positions or for some: ``{"C": -2, "10-20": {"K": 1.5}}``.
+
+    Returns them by positions; ``""`` is all positions. Raises ConfigError if the file can't be read or has other
+    content.
+    """
+    settings, lines = read_file(path)
+    # Keys as written: to YAML, 52 and 1:20 are numbers.
+    values = dict(zip((key[0] for key in lines if len(key) == 1), settings.values(), strict=True))
+    everywhere = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    try:
+        return _BIASES.validate_python({"": everywhere} | {name: values[name] for name in values.keys() - everywhere})
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][1]
+        raise ConfigError(
+            f'{path}: {name}: give numbers for amino acids, or for positions, as in {{"C": -2, "10-20": {{"K": 1.5}}}}'
+        ) from error
+
+
+def bias_of(biases: Biases, omit: str, structure: Structure) -> NDArray[np.float32]:
+    """Return the (L, 20) bias of each amino acid at each position; -inf for omitted ones.
+
+    Raises ConfigError for positions that the structure lacks.
+    """
+    bias = np.zeros((len(structure.residues), len(AMINO_ACIDS)), np.float32)
+    for positions, letters in biases.items():
+        rows = list(fixed_positions(positions, structure, "--generate.bias")[0]) if positions else slice(None)
+        for letter, number in letters.items():
+            bias[rows, AMINO_ACIDS.index(letter)] += number
+    bias[:, [AMINO_ACIDS.index(letter) for letter in omit]] = -np.inf
+    return bias
 
 
 def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ...]:

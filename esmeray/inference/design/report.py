@@ -18,8 +18,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.positions import written_positions
-from esmeray.inference.design.sampling import Design, Request, log_likelihoods, nearest, recovery
-from esmeray.tasks.diffusion.model import SequenceDiffusion
+from esmeray.inference.design.sampling import Design, Designer, Request, log_likelihoods, nearest, recovery
 
 _ROW = 60
 """Positions per row of the logo."""
@@ -33,7 +32,7 @@ _COLOURS = {
 
 
 def design_table(
-    model: SequenceDiffusion, request: Request, designs: Sequence[Design], search: Search | None, tokens: int
+    model: Designer, request: Request, designs: Sequence[Design], search: Search | None, tokens: int
 ) -> pd.DataFrame:
     """Return a row per design of a structure; with ``search`` also the known sequence that is nearest to it."""
     structure = request.structure
@@ -55,6 +54,8 @@ def design_table(
     # At a low temperature the likeliest sequence is drawn repeatedly.
     first = table.groupby("sequence")["id"].transform("first")
     table.insert(4, "same_as", first.where(first != table["id"], ""))
+    if model.weights:
+        table["weights"] = model.weights.replace(" ", "_")  # headers of FASTA are split at spaces
     if search is not None:
         table = table.join(pd.DataFrame([nearest(text, search) for text in texts], columns=["novelty", "nearest"]))
     return table

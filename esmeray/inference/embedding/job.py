@@ -210,7 +210,7 @@ def _estimate(job: EmbedJobSection, source: ModelSource, store: Store) -> list[s
     worker = open_worker(source, job, store)
     facts = worker.facts
     check_settings(job, facts.outputs)
-    plan = make_plan(store, job, facts.longest)
+    plan = make_plan(store, job, facts.longest, outputs=facts.outputs)
     measured_flops = measured_tokens = 0.0
     start_s: float | None = None
     # Batches are sampled from the whole job: the first or the longest only would be faster or slower than the mean.
@@ -227,11 +227,11 @@ def _estimate(job: EmbedJobSection, source: ModelSource, store: Store) -> list[s
             if start_s is None:  # the first batch is the warm-up
                 start_s = time.perf_counter()
                 continue
-            measured_flops += facts.flops(piece.lengths)
+            measured_flops += facts.flops(piece.lengths, facts.outputs)
             measured_tokens += float(piece.lengths.sum())
     passed_s = time.perf_counter() - start_s
     # Based on FLOP instead of residues, because attention makes long sequences cost more per residue.
-    seconds = facts.flops(plan.lengths) / (measured_flops / passed_s) / (job.workers or 1)
+    seconds = facts.flops(plan.lengths, facts.outputs) / (measured_flops / passed_s) / (job.workers or 1)
     every_length = plan.lengths[plan.sequences]  # with duplicates, because most formats repeat their rows
     # Size of the outputs without ids.
     disk_bytes = sum(

@@ -197,7 +197,7 @@ class ModelJob:
                 known = np.load(path)
         elif not (self.folder / JOB_FILE).exists():  # otherwise it was started without a source
             known = find_known(self._sources, self.store, distinct_sequences(self.store, self.chosen)[0])
-        plan = make_plan(self.store, self.settings, self.facts.longest, known, self.chosen)
+        plan = make_plan(self.store, self.settings, self.facts.longest, known, self.chosen, self.facts.outputs)
         if known is not None and not path.exists():
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ Shape legend: N records of the output, U distinct sequences, S shards, n sequenc
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
 from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.section import EmbedSection
-from esmeray.inference.models.kinds import ModelFacts, Output, output_names
+from esmeray.inference.models.kinds import ModelFacts, Output, output_names, passes
 
 
 class Shard(NamedTuple):
@@ -112,6 +113,7 @@ def make_plan(
     longest: int | None,
     known: Indices | None = None,
     chosen: Indices | None = None,
+    outputs: Sequence[Output] = (),
 ) -> Plan:
     """Make the plan of a job.
 
@@ -120,6 +122,7 @@ def make_plan(
         known: (U,) encoded source of each sequence's values, in input order; -1 if unknown. Known sequences come first,
             in this order, in separate shards.
         chosen: records of the store, ascending; default: all.
+        outputs: outputs of the model, whose passes count in the tokens of a shard.
 
     Raises ConfigError if max_length exceeds the model's maximum. Raises DataError for ids that HDF5 can't hold, and for
     a sequence longer than the limit if the settings say error.
@@ -157,7 +160,7 @@ def make_plan(
     numbers = np.empty_like(order)
     numbers[order] = np.arange(order.size)
     lengths = lengths[order]
-    tokens = lengths + SPECIAL_TOKENS_PER_SEQUENCE
+    tokens = passes(outputs, lengths) * (lengths + SPECIAL_TOKENS_PER_SEQUENCE)
     known_bounds = _bounds(tokens[:num_known], settings.shard_tokens)
     return Plan(
         chosen=chosen,

@@ -14,7 +14,8 @@ class EmbedSection(LargeModelSection):
     device: Literal["cpu", "cuda"] | None = None
     """Device to compute on: cpu or cuda. Default: CUDA if available."""
     outputs: list[str] = Field(default=["mean"], min_length=1)
-    """Outputs to compute. Per protein: mean, max, cls, mean_latents (mean of an autoencoder's latents). Per residue:
+    """Outputs to compute. Per protein: mean, max, cls, pseudo_log_likelihood (of a masked language model: mean
+    per amino acid, sum, count), mean_latents (mean of an autoencoder's latents). Per residue:
     residues, logits, latents. Per pair: contacts (ESM-2). classes: probabilities of a classifier.
     """
     layers: list[int] = Field(default=[-1], min_length=1)

@@ -21,7 +21,7 @@ from esmeray.dataset.store.reader import Store
 from esmeray.inference.embedding.plan import JobFacts, Shard
 from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection
 from esmeray.inference.embedding.shard_files import Computed, ShardFiles, ShardRow
-from esmeray.inference.models.kinds import Output, kind_of
+from esmeray.inference.models.kinds import Output, kind_of, passes
 from esmeray.inference.models.model import Model, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import ModelSource
@@ -48,7 +48,7 @@ class ShardTexts:
         return self._store.windows(self._shard.records[indices], np.zeros_like(lengths), lengths)
 
     def launch(
-        self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]
+        self, model: Model, group: Sequence[Indices], outputs: Sequence[Output], token_budget: int | None
     ) -> list[dict[str, torch.Tensor]]:
         # Without a window setting no sequence exceeds the window.
         window = self._shard.window or int(self.lengths.max())
@@ -66,7 +66,7 @@ class ShardTexts:
             for indices in long
         ]
         whole = [model.input_of(self._read(indices)) for indices in group[len(long) :]]
-        return rows + (model.rows(whole, outputs) if whole else [])
+        return rows + (model.rows(whole, outputs, self._shard.budget) if whole else [])
 
     def name(self, index: int) -> str:
         return f"{self._store.id(int(self._shard.records[index]))} of {self.lengths[index]:,} residues"
@@ -129,12 +129,12 @@ class ShardWorker:
             number=shard.number,
             sequences=shard.records.size,
             residues=int(shard.lengths.sum()),
-            tokens=int(tokens_n.sum()),
+            tokens=int((tokens_n * passes(facts.outputs, shard.lengths)).sum()),
             batches=len(memory),
             seconds=time.perf_counter() - marks_s[0],
             batch_s=np.diff(marks_s)[warm_up:].tolist(),
             splits=splits,
-            flops=facts.flops(tokens_n),
+            flops=facts.flops(shard.lengths, facts.outputs),
             peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else max(memory),
             mean_bytes=int(np.mean(memory)),
         )

@@ -122,5 +122,5 @@ def on_cluster(index: Index, source: Path, ray: RaySection, workers: int, probes
             yield ClusterIndex(index, pools, threads)
         finally:
             ended.set()  # stops threads that wait for an actor
-            for each in pools:
-                each.close()
+            for actors in pools:
+                actors.close()

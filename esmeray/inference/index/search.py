@@ -91,9 +91,9 @@ class Search:
 
     def hits(self) -> Iterator[tuple[Any, ...]]:
         """The values of :attr:`columns` of each hit, the best of a query first."""
-        found = self._own_hits() if self.queries is None else self._hits_of(self.queries)
+        hits = self._own_hits() if self.queries is None else self._hits_of(self.queries)
         with record_bar("searching") as bar:
-            for number, (query, rows_k, scores_k) in enumerate(found, 1):
+            for number, (query, rows_k, scores_k) in enumerate(hits, 1):
                 columns = [scores_k.tolist()]
                 if self.calibration:
                     nearness_k = ascending(self.index.metric, scores_k)

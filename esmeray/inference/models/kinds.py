@@ -7,7 +7,7 @@ the model.
 Shape legend: T tokens of a batch, N sequences, R residues of all of them, D channels of a layer, C channels of a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -38,6 +38,7 @@ class Output(NamedTuple):
         layer: layer number, 0 for the embeddings; None if the output does not depend on a layer.
         channels: values per row.
         per: unit that has a row.
+        masked: as in :class:`OutputKind`.
     """
 
     name: str
@@ -46,6 +47,14 @@ class Output(NamedTuple):
     channels: int
     per: Per
     description: str
+    masked: bool = False
+
+
+def passes(outputs: Collection[Output], lengths_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the (N,) number of times that a model reads each sequence for these outputs."""
+    num_masked = sum(output.masked for output in outputs)
+    # All outputs that mask nothing share a pass.
+    return num_masked * lengths_N + (not outputs or num_masked < len(outputs))
 
 
 @dataclass(frozen=True)
@@ -80,11 +89,12 @@ class ModelFacts:
     streamed: bool = False
     unknown: UnknownLetters = ALL_KNOWN
 
-    def flops(self, tokens_n: NDArray[np.integer]) -> float:
-        """FLOP of a forward pass over sequences of these token counts, without padding."""
+    def flops(self, lengths_n: NDArray[np.int64], outputs: Collection[Output]) -> float:
+        """FLOP of the forward passes over sequences of these numbers of residues, without padding."""
         # In float64, because the sum of squared lengths of a proteome exceeds 32 bits.
-        squares = float((tokens_n.astype(float) ** 2).sum())
-        return self.flops_per_token * float(tokens_n.sum()) + self.attention_flops * squares
+        tokens_n = (lengths_n + self.special_tokens).astype(float)
+        read_n = passes(outputs, lengths_n) * tokens_n
+        return float((self.flops_per_token * read_n + self.attention_flops * read_n * tokens_n).sum())
 
 
 class Limit(NamedTuple):
@@ -109,6 +119,7 @@ class OutputKind:
         head: task whose head the kind needs; a model without it lacks the output.
         predicts: the model was trained for this output. It is served for this output only, and its texts are cropped as
             in training.
+        masked: each residue is masked in a pass of its own, so that a sequence of L residues takes L passes.
         channels: function that returns C, or None if the model lacks the output for another reason.
     """
 
@@ -119,6 +130,7 @@ class OutputKind:
     features: "Callable[[Model, Tensor], Tensor]" = lambda model, hidden_TD: hidden_TD
     head: str | None = None
     predicts: bool = False
+    masked: bool = False
     channels: "Callable[[Model], int | None]" = lambda model: model.facts.hidden_size
 
     def channels_of(self, model: "Model") -> int | None:

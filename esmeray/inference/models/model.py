@@ -140,7 +140,7 @@ class Model:
             kind = kind_of(name)
             per = kind.per(self) if callable(kind.per) else kind.per
             if kind.reads != "layer":  # independent of layers: listed once
-                outputs.append(Output(name, name, None, known[name], per, kind.description))
+                outputs.append(Output(name, name, None, known[name], per, kind.description, kind.masked))
                 continue
             # -1 and the last layer's number are the same output, which is computed and stored once.
             for layer in dict.fromkeys(layer % (last + 1) for layer in layers):
@@ -247,14 +247,17 @@ class Model:
         )
 
     @torch.inference_mode()
-    def rows(self, inputs: Sequence[ModelInput], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+    def rows(
+        self, inputs: Sequence[ModelInput], outputs: Sequence[Output], token_budget: int | None = None
+    ) -> list[dict[str, Tensor]]:
         """Compute the rows of each output for each batch, by name, in the order of its sequences, on the device.
 
         Shapes: (N, C) fp32 for proteins, (R, C) for residues, (sum of squared lengths, 1) for pairs. ``finite``, ()
-        bool, is true if all values are finite.
+        bool, is true if all values are finite. ``token_budget``: of the passes of outputs that run the model
+        themselves.
         """
         refuse_forked(self.facts.name)
-        batches = [batch.to(self.device) for batch in inputs]
+        batches = [batch.to(self.device)._replace(token_budget=token_budget) for batch in inputs]
         features = self._features(batches, outputs)
         return [self._rows(own, batch, outputs) for own, batch in zip(features, batches, strict=True)]
 
@@ -352,7 +355,9 @@ class Texts(Protocol):
         """Indices of the texts per batch; one batch if there is no budget."""
         ...
 
-    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
+    def launch(
+        self, model: Model, group: Sequence[Indices], outputs: Sequence[Output], token_budget: int | None
+    ) -> list[dict[str, Tensor]]:
         """Compute the rows of each batch on the device."""
         ...
 
@@ -372,8 +377,10 @@ class TokenizedTexts:
         everything = [np.arange(self.lengths.size)]
         return everything if token_budget is None else longest_first(self.lengths + self._special, token_budget)
 
-    def launch(self, model: Model, group: Sequence[Indices], outputs: Sequence[Output]) -> list[dict[str, Tensor]]:
-        return model.rows([self._input(model, indices) for indices in group], outputs)
+    def launch(
+        self, model: Model, group: Sequence[Indices], outputs: Sequence[Output], token_budget: int | None
+    ) -> list[dict[str, Tensor]]:
+        return model.rows([self._input(model, indices) for indices in group], outputs, token_budget)
 
     def _input(self, model: Model, indices: Indices) -> ModelInput:
         return input_of_pieces(model.tokenizer, [self.tokenized.pieces[index] for index in indices.tolist()])
@@ -428,7 +435,7 @@ def run(
         return {name: row if name in proteins else row.to(dtype) for name, row in rows.items()}
 
     def launch(group: Sequence[Indices]) -> list[dict[str, Tensor]]:
-        return [cast(rows) for rows in texts.launch(model, group, outputs)]
+        return [cast(rows) for rows in texts.launch(model, group, outputs, token_budget)]
 
     loop = ForwardLoop(model.device, launch, texts.name, model.batches_at_once(token_budget))
     with record_function("pack"):

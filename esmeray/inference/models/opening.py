@@ -94,10 +94,10 @@ def _is_streamed(
     Raises ConfigError if the settings require streaming or 8-bit weights and the model doesn't support them.
     """
     if not can_be_streamed(located.task, located.path):
-        asked = "stream true" if stream is True else f"weights {weights}"
+        setting = "stream true" if stream is True else f"weights {weights}"
         if stream is True or weights == "int8":
             raise ConfigError(
-                f"{key}: {asked} supports only ESM-2 checkpoints in Hugging Face format, and "
+                f"{key}: {setting} supports only ESM-2 checkpoints in Hugging Face format, and "
                 f"{located.path} is not one; remove the setting"
             )
         return False

@@ -20,10 +20,14 @@ from esmeray.model.heads.pooling import residue_mask
 
 
 class ModelInput(NamedTuple):
-    """A packed batch, and the (R,) int64 positions of its residues among its tokens."""
+    """A packed batch, and the (R,) int64 positions of its residues among its tokens.
+
+    ``token_budget``: of further passes, for outputs that run the model themselves; None for the device's default.
+    """
 
     batch: PackedBatch
     residues: Tensor
+    token_budget: int | None = None
 
     @record_function("copy to device")
     def to(self, device: torch.device) -> "ModelInput":

@@ -61,8 +61,8 @@ def draw_campaigns(path: Path, rounds: pd.DataFrame) -> None:
         axes = figure.subplots()
         style_steps(axes)
         for way, colour in _COLOURS.items():
-            found = rounds[rounds["way"] == way].groupby("round")["found"].mean()
-            axes.plot(found.index, found, "o-", color=colour, label=way)
+            shares = rounds[rounds["way"] == way].groupby("round")["found"].mean()
+            axes.plot(shares.index, shares, "o-", color=colour, label=way)
         axes.set(xlabel="round", ylabel="share of the best mutants", ylim=(0, None))
         legend(axes)
 
@@ -75,7 +75,7 @@ def campaign_lines(rounds: pd.DataFrame) -> list[str]:
         shares.loc["mean"] = shares.mean()
     rows = []
     for protein, row in shares.iterrows():
-        found = [f"{row[way]:.3f}" for way in (PROPOSALS, PRIOR, RANDOM)]
+        shares_found = [f"{row[way]:.3f}" for way in (PROPOSALS, PRIOR, RANDOM)]
         ratios = [f"{row[PROPOSALS] / row[way]:.1f}" if row[way] else "–" for way in (PRIOR, RANDOM)]
-        rows.append([str(protein), *found, *ratios])
+        rows.append([str(protein), *shares_found, *ratios])
     return table_lines(["protein", PROPOSALS, PRIOR, RANDOM, f"times {PRIOR}", f"times {RANDOM}"], rows)

@@ -94,9 +94,9 @@ def substitution_features(protein: Protein, mutants: Sequence[Mutant]) -> dict[s
     distances = np.abs(np.arange(length)[:, None] - np.arange(length))
     near = positions @ np.linalg.cholesky(np.exp(-distances / _NEAR))
     changes = (properties_20D[won] - properties_20D[lost]) / np.sqrt(len(_PROPERTIES))
-    each = np.hstack([np.eye(20)[won], np.eye(20)[lost], changes, np.ones((len(rows), 1))]) / 2
-    substitution = np.zeros((len(mutants), each.shape[1]))
-    np.add.at(substitution, rows, each)
+    rows_of_features = np.hstack([np.eye(20)[won], np.eye(20)[lost], changes, np.ones((len(rows), 1))]) / 2
+    substitution = np.zeros((len(mutants), rows_of_features.shape[1]))
+    np.add.at(substitution, rows, rows_of_features)
     return {"site": site, "near": np.asarray(near), "substitution": substitution}
 
 

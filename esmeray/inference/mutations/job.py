@@ -16,18 +16,21 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from scipy.special import log_softmax
 
 from esmeray.common.command_line import warn
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import record_bar
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.inference.models.model import Model, TokenizedTexts, run
+from esmeray.inference.models.masking import (
+    Windows,
+    amino_acid_ids,
+    head_columns,
+    log_probabilities,
+    pseudo_log_likelihoods,
+)
 from esmeray.inference.models.opening import open_model
-from esmeray.inference.models.packing import ModelInput, input_of_pieces
 from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Variant, marginal_scores
-from esmeray.model.forward_loop import Indices
 from esmeray.run_folder.job import accept, journal
 
 WINDOW = 1022
@@ -64,11 +67,7 @@ class Scorer:
         self._tokens = model.token_budget(section.tokens)
         self._method = section.method
         self._folder = folder
-        ids, _ = model.tokenizer.encode([*AMINO_ACIDS])
-        # The head's columns may have another order than the tokenizer's ids.
-        backbone_ids = model.backbone.residue_ids
-        self._columns = ids if backbone_ids is None else backbone_ids.cpu().numpy()[ids]
-        self._outputs = model.outputs(["logits"])
+        self._columns = head_columns(model, amino_acid_ids(model))
 
     def zero_shot(self, variants: Sequence[Variant]) -> NDArray[np.float64]:
         """(N,) zero-shot scores. Raises DataError for insertions and deletions if the method can't score them."""
@@ -133,35 +132,15 @@ class Scorer:
         ``wanted_M2`` holds the number of a sequence and an offset in it, from 0. If ``masked``, each position is masked
         in a separate pass; otherwise nothing is masked.
         """
-        windows = _Windows(self._model, sequences, wanted_M2, masked, self.max_length)
-        logits_MK = np.empty((len(wanted_M2), self._outputs[0].channels))
-        for batch in run(self._model, windows, self._outputs, self._tokens):
-            for window, logits_LK in zip(batch.indices.tolist(), batch.by_text(self._outputs[0]), strict=True):
-                positions = windows.positions[window]
-                logits_MK[positions] = logits_LK[windows.rows[positions]]
-        # Normalized over the whole vocabulary before selecting columns. Ratios of two amino acids are the same, but a
-        # pseudo-log-likelihood includes the probability of other tokens. In float64, because thousands of values are
-        # summed.
-        return log_softmax(logits_MK, axis=1)[:, self._columns]
+        windows = Windows(self._model, self._model.tokenize(sequences), wanted_M2, masked, self.max_length)
+        return log_probabilities(self._model, windows, self._tokens)[:, self._columns]
 
     def log_likelihoods(self, sequences: Sequence[str]) -> NDArray[np.float64]:
         """(N,) pseudo-log-likelihoods (Salazar et al. 2020, equation 1).
 
         The sum over a sequence's amino acids of log p of each, when it alone is masked.
         """
-        # Letters such as X have no probability and are left out of the sum.
-        wanted_M3 = np.array(
-            [
-                (number, offset, AMINO_ACIDS.index(letter))
-                for number, sequence in enumerate(sequences)
-                for offset, letter in enumerate(sequence)
-                if letter in AMINO_ACIDS
-            ],
-            np.int64,
-        ).reshape(-1, 3)
-        logs_M20 = self.log_probabilities(sequences, wanted_M3[:, :2], masked=True)
-        chosen_M = np.take_along_axis(logs_M20, wanted_M3[:, 2:], axis=1)[:, 0]
-        return np.bincount(wanted_M3[:, 0], chosen_M, minlength=len(sequences)).astype(np.float64)
+        return pseudo_log_likelihoods(self._model, self._model.tokenize(sequences), self.max_length, self._tokens)[:, 1]
 
     def _rows(
         self,
@@ -197,42 +176,3 @@ class Scorer:
                 kept.add(" ".join(map(repr, row)) for row in rows.tolist())
                 bar(kept.done / len(starts), start + len(rows))
             return np.loadtxt(kept.lines(), np.float64, ndmin=2)
-
-
-class _Windows(TokenizedTexts):
-    """Windows of sequences as texts of a model.
-
-    ``positions`` lists, per window, the indices (into M) of its positions; ``rows`` (M,) are their rows in the window.
-    """
-
-    def __init__(
-        self, model: Model, sequences: Sequence[str], wanted_M2: NDArray[np.int64], masked: bool, max_length: int
-    ) -> None:
-        super().__init__(model.tokenize(sequences), model)
-        numbers_M, offsets_M = wanted_M2.T
-        sizes_M = self.lengths[numbers_M]
-        widths_M = np.minimum(sizes_M, max_length)
-        # Centred on the position and shifted at the ends, so that each window is as wide as possible for the most
-        # context.
-        starts_M = np.clip(offsets_M - max_length // 2, 0, sizes_M - widths_M)
-        self.rows = offsets_M - starts_M
-        hidden_M = self.rows if masked else np.full_like(self.rows, -1)
-        # Equal windows share a pass: unmasked, e.g. all positions of a short protein; masked, a repeated position.
-        keys_M4 = np.column_stack([numbers_M, starts_M, widths_M, hidden_M])
-        self._windows, window_M = np.unique(keys_M4, axis=0, return_inverse=True)
-        self.lengths = self._windows[:, 2]
-        self.positions = np.split(np.argsort(window_M, kind="stable"), np.cumsum(np.bincount(window_M))[:-1])
-
-    def _input(self, model: Model, indices: Indices) -> ModelInput:
-        pieces = []
-        for number, start, width, hidden in self._windows[indices].tolist():
-            ids = self.tokenized.pieces[number][start : start + width]
-            if hidden >= 0:
-                ids = ids.copy()  # otherwise the mask would stay in the sequence for later windows
-                ids[hidden] = model.tokenizer.mask
-            pieces.append(ids)
-        return input_of_pieces(model.tokenizer, pieces)
-
-    def name(self, index: int) -> str:
-        number, start, width, _ = self._windows[index].tolist()
-        return f"residues {start + 1} to {start + width} of sequence {number + 1}"

@@ -116,8 +116,17 @@ class PackedBackbone(nn.Module, ABC):
         return int(self.config.num_hidden_layers)
 
     @property
+    def has_final_norm(self) -> bool:
+        """False for the first layers of a model, whose last layer no norm follows.
+
+        transformers' setting ``tie_last_hidden_states`` records it: the last of its ``hidden_states`` is then without
+        the norm, too.
+        """
+        return getattr(self.config, "tie_last_hidden_states", None) is not False
+
+    @property
     def layers(self) -> nn.ModuleList:
-        return _layer_list(self.model, self.num_layers)[1]
+        return layer_list(self.model, self.num_layers)[1]
 
     def train(self, mode: bool = True) -> "PackedBackbone":
         return super().train(mode and not self.frozen)  # dropout would change the features in each epoch
@@ -170,7 +179,7 @@ def decayed_rates(backbone: PackedBackbone, decay: float) -> dict[nn.Parameter, 
     The last layer, and the final norm after it, learn at ``decay`` (0 to 1) times the head's rate. Each layer before
     has ``decay`` times the rate of its successor, and the embeddings count as one more layer.
     """
-    layers, modules = _layer_list(backbone.model, backbone.num_layers)
+    layers, modules = layer_list(backbone.model, backbone.num_layers)
     height = len(modules) + 1  # parameters before the first layer
     rates = {}
     for name, parameter in backbone.model.named_parameters():  # depth follows the order of parameters
@@ -193,7 +202,8 @@ def _with_float32_buffers(kind: Any) -> Any:
     return type(kind.__name__, (Float32Buffers, kind), {})
 
 
-def _layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
+def layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
+    """Return the name and the list of a network's layers."""
     # Found by its length, since the name differs between architectures.
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     name = next(

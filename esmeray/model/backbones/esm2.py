@@ -64,7 +64,7 @@ class EsmBackbone(PackedBackbone):
                 kept[number] = hidden.copy()
         # The last layer's state includes the final norm, as in transformers' list.
         norm = self.model.encoder.emb_layer_norm_after
-        if norm is not None and self.num_layers in layers:
+        if norm is not None and self.num_layers in layers and self.has_final_norm:
             kept[self.num_layers] = [norm(hidden_TD) for hidden_TD in hidden]
         return [dict(zip(kept, states, strict=True)) for states in zip(*kept.values(), strict=True)]
 

@@ -31,16 +31,16 @@ def codes_of(tokens_T: Tensor, segments_T: Tensor) -> Tensor:
     The code is the total number of k-mers if a token of the k-mer is not a standard residue, or of another sequence.
     """
     residues_T = tokens_T.long() - _FIRST
-    width = max(places[-1] for places in PATTERNS)
+    width = max(offsets[-1] for offsets in PATTERNS)
     # Positions beyond the last token count as non-residues, like special tokens.
     padded = functional.pad(residues_T, (0, width), value=-1)
     segments = functional.pad(segments_T, (0, width), value=-1)
     columns = []
-    for number, places in enumerate(PATTERNS):
-        of_places = [padded[place : place + len(residues_T)] for place in places]
-        is_whole_T = segments[places[-1] : places[-1] + len(residues_T)] == segments_T
+    for number, offsets in enumerate(PATTERNS):
+        letters = [padded[offset : offset + len(residues_T)] for offset in offsets]
+        is_whole_T = segments[offsets[-1] : offsets[-1] + len(residues_T)] == segments_T
         code_T = torch.full_like(residues_T, number)
-        for residue_T in of_places:
+        for residue_T in letters:
             is_whole_T = is_whole_T & (residue_T >= 0) & (residue_T < RESIDUES)
             code_T = code_T * RESIDUES + residue_T
         columns.append(code_T.where(is_whole_T, len(PATTERNS) * KMERS))

@@ -50,9 +50,9 @@ class HuggingFaceBackbone(PackedBackbone):
             cu_seqlens=batch.cu_seqlens,
             max_seqlen=batch.max_seqlen,
             use_cache=False,  # decoders would keep keys and values for generation
-            output_hidden_states=layers != {self.num_layers},
+            output_hidden_states=layers != {self.num_layers} or not self.has_final_norm,
         )
-        states = _states(output, self.num_layers)
+        states = _states(output, self.num_layers, self.has_final_norm)
         return {layer: states[layer][0] for layer in layers}
 
 
@@ -99,7 +99,8 @@ class PaddedBackbone(PackedBackbone):
         device = tokens_T.device
         mask_GL = _on(is_token_GL, device)
         ids_GL = tokens_T[_on(indices_GL, device)].masked_fill(~mask_GL, self._pad)
-        all_layers = {"output_hidden_states": True} if layers != {self.num_layers} else {}
+        is_last = layers == {self.num_layers} and self.has_final_norm
+        all_layers = {} if is_last else {"output_hidden_states": True}
         output = self.model(input_ids=ids_GL, attention_mask=mask_GL.long(), **self._settings, **all_layers)
         last_GLD = getattr(output, "last_hidden_state", None)
         if last_GLD is None or last_GLD.shape[:2] != ids_GL.shape:
@@ -108,13 +109,14 @@ class PaddedBackbone(PackedBackbone):
                 "choose another model"
             )
         rows = _on(is_token_GL.ravel().nonzero()[0], device)  # by NumPy: a mask on the device would be a sync point
-        states = _states(output, self.num_layers)
+        states = _states(output, self.num_layers, self.has_final_norm)
         return {layer: states[layer].flatten(0, 1).index_select(0, rows) for layer in layers}
 
 
-def _states(output: Any, num_layers: int) -> dict[int, Tensor]:
+def _states(output: Any, num_layers: int, has_final_norm: bool) -> dict[int, Tensor]:
     """Return hidden states by layer; the last one after the final norm, which transformers' list may lack."""
-    return {**dict(enumerate(output.hidden_states or ())), num_layers: output.last_hidden_state}
+    states = dict(enumerate(output.hidden_states or ()))
+    return {**states, num_layers: output.last_hidden_state} if has_final_norm else states
 
 
 def _set_packed_attention(model: PreTrainedModel) -> None:

@@ -6,7 +6,7 @@ alpha / rank * B A x``. B is zero at the start, so the output is unchanged befor
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, ResourceError, parsing, read_json
 from esmeray.common.text import did_you_mean, first_line
 from esmeray.common.verification import verified
 from esmeray.model.backbones.base import PackedBackbone
@@ -29,6 +29,15 @@ _ADAPTER = "default"
 
 _PEFT_PREFIX = "base_model.model."
 """Prefix that a PeftModel adds to the wrapped module's names, also in files."""
+
+_REMEDY = "export the model again"
+_BASE_FOLDER = "base"
+"""Folder of an adapter's base in an export, if its weights were random and exist nowhere else."""
+
+_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
+"""Folder of a download in the hub's cache (layout as documented by huggingface_hub)."""
+
+_WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 _ATTENTION = (
     ("query", "key", "value", "attention.output.dense"),  # ESM-2, BERT, RoBERTa, ELECTRA
@@ -137,23 +146,92 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
     return {name.replace(".base_layer.", "."): tensor for name, tensor in own.items()}
 
 
-def save_adapter(backbone: PackedBackbone, folder: Path, base: str | None = None, revision: str | None = None) -> None:
+def write_adapter(
+    backbone: PackedBackbone, folder: Path, write_base: Callable[[Path], object], network: nn.Module | None = None
+) -> str:
+    """Write the adapter, and its base if that exists nowhere else. Returns the base as Python source, for the card.
+
+    ``write_base`` writes the base without the adapter. ``network``: as for :func:`save_adapter`. The base has its own
+    folder: next to a config.json, transformers would load the adapter unasked.
+    """
+    # transformers stores the source of loaded weights there; it is empty for random weights.
+    source = getattr(backbone.config, "_name_or_path", "") or ""
+    snapshot = _SNAPSHOT.search(source)
+    if snapshot is not None:
+        # Use name and revision, since another machine's cache has other paths.
+        name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
+        save_adapter(backbone, folder, network, base=name, revision=revision)
+        return f"{name!r}, revision={revision!r}"
+    if source and Path(source).is_dir():
+        base = str(Path(source).absolute())
+        save_adapter(backbone, folder, network, base=base)
+        return repr(base)
+    write_base(folder / _BASE_FOLDER)  # the weights were random
+    save_adapter(backbone, folder, network, base=_BASE_FOLDER)
+    return f'f"{{folder}}/{_BASE_FOLDER}"'
+
+
+def save_adapter(
+    backbone: PackedBackbone,
+    folder: Path,
+    network: nn.Module | None = None,
+    base: str | None = None,
+    revision: str | None = None,
+) -> None:
     """Write the adapter in peft's format: adapter_config.json and adapter_model.safetensors.
 
-    ``base``: folder or hub name of the adapted weights, which peft's loaders look up.
+    ``network``: model of transformers that peft wraps, around the backbone's; by default the backbone's own. ``base``:
+    folder or hub name of the adapted weights, which peft's loaders look up.
     """
     model = backbone.model
     config = copy.deepcopy(model.peft_config[_ADAPTER])
     config.inference_mode = True  # as peft saves it: an adapter loaded by peft is frozen
-    config.target_modules = sorted(config.target_modules)  # sorted, since the order of a set varies
+    # Whole names: peft shortens them to suffixes that are unique in the backbone, but may match layers of a head.
+    config.target_modules = sorted(name for name, _ in _adapted_layers(model))
     config.base_model_name_or_path, config.revision = base, revision
-    kind = type(model)
+    kind = type(model if network is None else network)
     library = getattr(kind, "library", kind.__module__)
     config.save_pretrained(
         str(folder), auto_mapping_dict={"base_model_class": kind.__name__, "parent_library": library}
     )
-    state = {f"{_PEFT_PREFIX}{name}": tensor.contiguous() for name, tensor in _adapter_state(model).items()}
+    prefix = _PEFT_PREFIX if network is None else f"{_PEFT_PREFIX}{network.base_model_prefix}."
+    state = {f"{prefix}{name}": tensor.contiguous() for name, tensor in _adapter_state(model).items()}
     save_file(state, folder / ADAPTER_WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def has_adapter(folder: str | Path) -> bool:
+    return (Path(folder) / ADAPTER_CONFIG_FILE).is_file()
+
+
+def base_folder(folder: Path) -> Path:
+    """Return the local folder of the adapter's base model, fetched if needed.
+
+    Raises DataError if a local base is missing, ResourceError if the hub, which has the base, can't be reached.
+    """
+    path = folder / ADAPTER_CONFIG_FILE
+    settings = read_json(verified(path), _REMEDY)
+    with parsing(path, _REMEDY):
+        source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
+    # Look in the export first: the working directory may contain a folder of the same name.
+    for candidate in (folder / source, Path(source)):
+        if candidate.is_dir():
+            return candidate
+    # Without a revision the base was a folder, so the hub does not have it.
+    if revision is None:
+        raise DataError(
+            f"{path}: the adapter's base model {source} is missing; restore it, or export with lora.export merged"
+        )
+    from huggingface_hub import snapshot_download  # imported here: few callers need it, and it is slow to import
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        # The patterns exclude pickles and code.
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
+    except (OSError, HTTPError) as error:
+        raise ResourceError(
+            f"{path}: the adapter's base model {source} at {revision} is not in the local cache, and the hub "
+            "can't be reached"
+        ) from error
 
 
 def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
@@ -171,6 +249,11 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
         # peft accepts a file that lacks weights, and keeps their initial values.
         expected = {f"{_PEFT_PREFIX}{name}": tensor.shape for name, tensor in _adapter_state(model).items()}
+        if not expected.keys() & state.keys():  # of a masked language model: without the backbone's name in it
+            state = {
+                _PEFT_PREFIX + name.removeprefix(_PEFT_PREFIX).partition(".")[2]: tensor
+                for name, tensor in state.items()
+            }
         if {name: tensor.shape for name, tensor in state.items()} != expected:
             raise DataError(f"{folder / ADAPTER_WEIGHTS_FILE} does not fit the backbone; export the model again")
         set_peft_model_state_dict(model, state, adapter_name=_ADAPTER)
@@ -180,7 +263,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    if not hasattr(model, "peft_config"):
+    if not hasattr(getattr(model, "base_model", model), "peft_config"):  # the model may have a head
         return  # before the import, which takes seconds
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -2,6 +2,7 @@
 
     config.json, model.safetensors    EsmForMaskedLM (masked_lm), EsmModel (the autoencoder's backbone), or the classes
                                       of another architecture
+    or adapter_config.json, adapter_model.safetensors  a LoRA adapter, for peft, which names its base
     vocab.txt, tokenizer_config.json  EsmTokenizer, or the tokenizer of the backbone's source
     autoencoder.safetensors, autoencoder_config.json  additional files for ESM2Autoencoder.from_pretrained
     modules.json ...                  sentence_modules.py: pooling for sentence-transformers
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.model.backbones.lora import base_state, merged_state, write_adapter
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.export.model_card import example_text, model_card, opening_call, python_block
 from esmeray.model.export.sentence_modules import write_sentence_modules
@@ -27,9 +29,10 @@ from esmeray.model.task_model import ResidueModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_OPEN_NETWORK = """from transformers import AutoTokenizer, {opener}
+_OPEN_NETWORK = """{peft}from transformers import AutoTokenizer, {opener}
 
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+folder = "FOLDER"
+tokenizer = AutoTokenizer.from_pretrained(folder)
 network = {call}
 {output} = network(**tokenizer("{text}", return_tensors="pt")).{attribute}
 """
@@ -63,29 +66,45 @@ def export(
     with exported_folder(folder, model.task, overwrite, resolved_config) as (building, target):
         tokenizer = tokenizer or EsmSequenceTokenizer()
         network = model.network()
-        save_network(network, building)
+        base = None
+        if model.backbone.lora_export == "adapter":
+            base = write_adapter(
+                model.backbone, building, lambda folder: save_network(network, folder, base_state(network)), network
+            )
+        else:
+            save_network(network, building, merged_state(network))  # in a copy: the model keeps its adapter
+            write_sentence_modules(building, tokenizer, model.backbone.hidden_size, model.backbone.longest)
         model.save(building)
         # EsmTokenizer truncates to ESM-2's training length. Other tokenizers keep the length of their source.
         if isinstance(tokenizer, EsmSequenceTokenizer):
             tokenizer.save(building, model_max_length=1024)
         else:
             tokenizer.save(building)
-        write_sentence_modules(building, tokenizer, model.backbone.hidden_size, model.backbone.longest)
-        card = _card(model, network, example_text(tokenizer), model_card_facts or {})
+        card = _card(model, network, base, example_text(tokenizer), model_card_facts or {})
         (building / "README.md").write_text(card, encoding="utf-8")
     return target
 
 
-def _card(model: ResidueModel, network: "PreTrainedModel", text: str, facts: Mapping[str, Any]) -> str:
+def _card(
+    model: ResidueModel, network: "PreTrainedModel", base: str | None, text: str, facts: Mapping[str, Any]
+) -> str:
+    """Return README.md. ``base``: base of an adapter as Python source; None without an adapter."""
     config = model.backbone.config
     is_esm2 = config.model_type == "esm"
     family = "ESM-2" if is_esm2 else type(model.backbone.model).__name__
     size = f"{config.num_hidden_layers} layers, {config.hidden_size} channels, {config.num_attention_heads} heads"
-    opener, call = opening_call(network, '"FOLDER"')
+    opener, call = opening_call(network, base or "folder")
 
     def network_code(output: str, attribute: str) -> str:
         return python_block(
-            _OPEN_NETWORK.format(opener=opener, call=call, text=text, output=output, attribute=attribute)
+            _OPEN_NETWORK.format(
+                peft="from peft import PeftModel\n" if base else "",
+                opener=opener,
+                call=call if base is None else f"PeftModel.from_pretrained({call}, folder)",
+                text=text,
+                output=output,
+                attribute=attribute,
+            )
         )
 
     card = model.card(family, size, network_code)

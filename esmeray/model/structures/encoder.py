@@ -24,6 +24,7 @@ from esmeray.model.structures.geometry import (
     pair_features,
     residue_features,
 )
+from esmeray.model.structures.proteinmpnn import CHANNELS, ProteinMPNN
 
 
 class StructureEncoder(nn.Module):
@@ -57,6 +58,27 @@ class StructureEncoder(nn.Module):
             run = partial(checkpoint, layer, use_reentrant=False) if self._checkpointing else layer
             hidden_TH, pairs_TkH = run(hidden_TH, pairs_TkH, neighbours)
         return torch.where(known_T[:, None], hidden_TH, self.unknown)
+
+
+class TrainedEncoder(nn.Module):
+    """Features of structures by trained weights of ProteinMPNN, fine-tuned or ``frozen``.
+
+    The features are the states of its decoder before any residue has a letter. They predict residues better than the
+    states of its encoder; see docs/structdiff.md.
+    """
+
+    def __init__(self, network: ProteinMPNN, *, frozen: bool) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(not frozen)
+        for unused in (network.W_s, network.W_out):
+            unused.requires_grad_(False)
+        self.unknown = nn.Parameter(torch.zeros(CHANNELS))  # as in StructureEncoder
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Return (T, H) features in the dtype of the weights."""
+        states_TH = self.network.states(self.network.graph(batch))
+        known_T = self.network.known(batch.by_token[COORDINATES])
+        return torch.where(known_T[:, None], states_TH, self.unknown)
 
 
 class _Layer(nn.Module):

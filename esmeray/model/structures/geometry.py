@@ -70,7 +70,7 @@ def nearest(ca_T3: Tensor, known_T: Tensor, batch: PackedBatch, k: int) -> Neigh
 def pair_features(atoms_TA3: Tensor, neighbours: Neighbours, chains_T: Tensor) -> Tensor:
     """Return (T, k, PAIR_FEATURES) fp32. ``atoms_TA3`` must not have NaN."""
     indices = neighbours.indices
-    five_T53 = torch.cat([atoms_TA3, _virtual_cb(atoms_TA3)[:, None]], dim=1)
+    five_T53 = torch.cat([atoms_TA3, virtual_cb(atoms_TA3)[:, None]], dim=1)
     apart = (five_T53[:, None, :, None] - five_T53[indices][:, :, None]).square().sum(-1)
     distances = (apart.flatten(2) + 1e-6).sqrt()  # the root has no derivative at 0, an atom's distance to itself
     radii = RADII.to(distances)
@@ -107,7 +107,7 @@ def residue_features(atoms_TA3: Tensor, known_T: Tensor, chains_T: Tensor, batch
     return torch.stack(columns, dim=-1)
 
 
-def _virtual_cb(atoms_TA3: Tensor) -> Tensor:
+def virtual_cb(atoms_TA3: Tensor) -> Tensor:
     """Return (T, 3) positions of CB in ideal residues (ProteinMPNN's constants)."""
     b, c = atoms_TA3[:, 1] - atoms_TA3[:, 0], atoms_TA3[:, 2] - atoms_TA3[:, 1]
     a = torch.linalg.cross(b, c)

@@ -205,7 +205,7 @@ class Sampler:
                     "message": f"worker {self.worker}: {message}",
                 }
             )
-        except Exception:  # noqa: BLE001 - where even a warning can't be written, there is nobody left to report to
+        except Exception:  # noqa: BLE001 - a warning that cannot be written cannot be reported either
             return
 
     def _export(self, values: Mapping[str, float]) -> None:

@@ -57,7 +57,7 @@ def new_key(name: str) -> tuple[str, Key]:
 def read_keys(path: str | Path) -> list[Key]:
     """Read a file of keys. Raises ConfigError if it can't be read."""
     try:
-        # An empty file holds no keys: nobody may call until it has some.
+        # An empty file holds no keys: all calls are refused until it has some.
         keys = TypeAdapter(list[Key]).validate_python(yaml.safe_load(expanded(path).read_text(encoding="utf-8")) or [])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         # pydantic's own text would repeat the value, e.g. a key in plain text.

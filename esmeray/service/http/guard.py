@@ -81,7 +81,7 @@ class Guard:
             if self.ongoing > REQUESTS:
                 raise RefusalError(429, "too many requests at once; try again later", 1, limit="requests")
             _check_headers(scope, headers, service.limits)
-            # The key is checked first: without one, nobody learns which addresses exist.
+            # The key is checked first: without one, a caller does not learn which addresses exist.
             host = headers.get(b"host", b"").decode("latin-1")
             service.access.check_host(host)
             check_page(host, scope, headers)
@@ -174,7 +174,7 @@ class _Body:
         self.guard.body_bytes += size
         if self.arrived_bytes > limits.body_bytes:
             raise _too_large(limits)
-        # Small bodies are accepted beyond the limit, so that a few slow large ones shut nobody out. The number of
+        # Small bodies are accepted beyond the limit, so that slow large ones do not block them. The number of
         # requests bounds them.
         if self.guard.body_bytes > BODIES * limits.body_bytes and self.arrived_bytes > SMALL_BYTES:
             raise RefusalError(

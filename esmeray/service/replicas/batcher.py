@@ -4,7 +4,7 @@ Callers share the replica by fair queueing, counted in tokens (Demers, Keshav an
 items therefore delays another caller by the current batch and a share of the next ones. A batch starts with the item of
 the lowest virtual time and is filled, in that order, with items that fit into the budget. An item that does not fit
 starts a later batch, so that long sequences don't starve and delay others by no more than their own batch. Equal items
-that wait or compute at the same time are computed once. Items that nobody waits for any more are not computed.
+that wait or compute at the same time are computed once. Items without a waiting caller are not computed.
 
 Ray Serve's own batching (2.60) moves an item that does not fit behind all others, and does not distinguish callers.
 """
@@ -141,7 +141,7 @@ class TokenBatcher:
         self.totals.hits += len(items) - len(missing)
         self.totals.misses += len(missing)
         wanted = {item.key: item for item in missing}
-        # A request counts with one batch of the queue at most: its other items delay nobody.
+        # A request counts with one batch of the queue at most: its other items delay no other caller.
         held = min(self.budget, sum(item.tokens for key, item in wanted.items() if key not in self._in_flight))
         # Before anything is queued, so that a refused request costs nothing else.
         self._check_room(caller, held)
@@ -199,7 +199,7 @@ class TokenBatcher:
         return waiting
 
     def _leave(self, waited_for: Sequence[_Waiting]) -> None:
-        """Drop items that nobody waits for any more, to free their memory and their part of the queue."""
+        """Drop items without a waiting caller, to free their memory and their part of the queue."""
         for waiting in waited_for:
             waiting.callers -= 1
         # Items in a batch are computed anyway; the cache has their results for later requests.

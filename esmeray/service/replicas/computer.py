@@ -10,19 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
-from esmeray.common.errors import ConfigError, expanded
+from esmeray.common.errors import expanded
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.esm import VOCABULARY
+from esmeray.inference.calibration import CALIBRATION_FILE, Calibration
 from esmeray.inference.models.kinds import prediction_of
+from esmeray.inference.models.masking import scored_positions, summed
 from esmeray.inference.models.model import TokenizedTexts, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
 from esmeray.inference.models.source import find_model
 from esmeray.model.forward_loop import ForwardLoop, Indices, one_by_one
-from esmeray.service.contract import DECODED, EACH_MASKED, MASKED, About
+from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, LIKELIHOOD, MASKED, About
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
 from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection
@@ -44,7 +47,8 @@ class Computer:
     """Served model on a device. The constructor raises the errors of :func:`open_model`."""
 
     def __init__(self, served: ServedModel, device: str) -> None:
-        prediction = prediction_of(find_model(served.source, "models").task)
+        located = find_model(served.source, "models")
+        prediction = prediction_of(located.task)
         precision = served.precision or "fp32"
         tokens = served.tokens or DEFAULT_TOKENS
         if prediction is None:  # use the defaults of embed; classifiers have their own
@@ -58,13 +62,10 @@ class Computer:
             equal_bytes=served.equal_bytes,
             key="models",
         )
-        for head in model.heads.values():
-            refusal = getattr(head, "not_served", "")
-            if refusal:
-                raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
         outputs = model.outputs(None if prediction is None else [prediction])
         # Outputs per pair are only for jobs: the pairs of 50,000 residues would take 10 GB.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
+        self._calibration = Calibration.load(located.folder / CALIBRATION_FILE, model.facts.fingerprint)
         self.about = self._about(served, tokens)
         self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:
@@ -82,9 +83,10 @@ class Computer:
             return [Item(output, (output, latents.tobytes()), latents, len(latents)) for latents in payloads]
         pieces = self._tokenize(payloads).pieces
         special = self._model.facts.special_tokens
-        if output == EACH_MASKED:  # share the piece: copies would turn a request of 1.5 kB into 8 MB
+        # Share the piece: copies would turn a request of 1.5 kB into 8 MB.
+        if output in (EACH_MASKED, LIKELIHOOD):
             return [
-                Item(MASKED, (output, text, index), MaskedPiece(piece, index), len(piece) + special)
+                Item(MASKED, (EACH_MASKED, text, index), MaskedPiece(piece, index), len(piece) + special)
                 for text, piece in zip(payloads, pieces, strict=True)
                 for index in range(len(piece))
             ]
@@ -92,6 +94,12 @@ class Computer:
             Item(output, (output, text), piece, len(piece) + special, text)
             for text, piece in zip(payloads, pieces, strict=True)
         ]
+
+    def likelihoods(self, texts: Sequence[str], logits: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """Return (3,) pseudo-log-likelihoods of each text, from the results of the items of that output."""
+        positions_M4 = scored_positions(self._model, self._tokenize(texts))
+        logs_MK = log_softmax(np.concatenate(logits)[positions_M4[:, 2]].astype(np.float64), axis=1)
+        return [*summed(self._model, positions_M4, logs_MK, len(texts)).astype(np.float32)]
 
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of a text, including special tokens."""
@@ -121,6 +129,8 @@ class Computer:
 
     def _result(self, output: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return rows of residues (L, C) as they are, and the only row of a protein as a vector (C,)."""
+        if output == CLASSES and self._calibration is not None:
+            rows = self._calibration.probabilities(rows)
         return rows if self._outputs[output].per == "residue" else rows[0]
 
     def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
@@ -190,4 +200,5 @@ class Computer:
             random_weights=facts.random_weights,
             spaces=spaces,
             unknown=facts.unknown,
+            calibration=self._calibration,
         )

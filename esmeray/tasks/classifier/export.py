@@ -14,28 +14,30 @@ esmeray_model.json                the task that opens the folder in Esmeray
 esmeray.json                      list of these files, which identifies an export (common.publishing)
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HTTPError
 from torch import Tensor
 
-from esmeray.common.errors import DataError, ResourceError, expanded, parsing, read_json
-from esmeray.common.verification import verified
+from esmeray.common.errors import expanded
 from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from esmeray.model.backbones.base import empty_weights
 from esmeray.model.backbones.loading import build_backbone, drawn
-from esmeray.model.backbones.lora import ADAPTER_CONFIG_FILE, base_state, load_adapter, merged_state, save_adapter
+from esmeray.model.backbones.lora import (
+    base_folder,
+    base_state,
+    has_adapter,
+    load_adapter,
+    merged_state,
+    write_adapter,
+)
 from esmeray.model.export.exported_folder import (
     CONFIG_FILE,
-    REMEDY,
     WEIGHTS_FILE,
     ClassifierSettings,
     exported_folder,
@@ -48,13 +50,6 @@ from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.card import Opening, classifier_card
 from esmeray.tasks.classifier.model import Classifier, LabelModel
 from esmeray.train_config.removed import stored_in
-
-BASE_FOLDER = "base"
-
-_SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
-"""Folder of a download in the hub's cache (layout as documented by huggingface_hub)."""
-
-_WEIGHT_PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 
 def export_classifier(
@@ -75,7 +70,11 @@ def export_classifier(
         base = None
         has_head = False
         if model.backbone.lora_export == "adapter":
-            base = _write_adapter(model, building)
+            base = write_adapter(
+                model.backbone,
+                building,
+                lambda folder: _write_network(model, folder, base_state(model.backbone.model)),
+            )
         else:
             # Merge in a copy: the model's own adapter stays separate.
             has_head = _write_network(model, building, merged_state(model.backbone.model), with_head=True)
@@ -107,8 +106,8 @@ def load_classifier(folder: str | Path) -> tuple[Classifier, SequenceTokenizer]:
     settings = read_settings(folder)
     tokenizer = open_tokenizer(folder)
     label_space = LabelSpace.load(folder)
-    adapted = (folder / ADAPTER_CONFIG_FILE).is_file()
-    source = _base_folder(folder) if adapted else folder
+    adapted = has_adapter(folder)
+    source = base_folder(folder) if adapted else folder
     with drawn(0):  # random weights are overwritten; the caller's random state must not change
         section = BackboneSection(source=str(source), padded=settings.padded)
         backbone = build_backbone(section, seed=0, vocabulary_size=tokenizer.vocabulary_size, pad=tokenizer.pad)
@@ -161,53 +160,6 @@ def _write_network(model: Classifier, folder: Path, state: dict[str, Tensor], *,
             return True
     save_network(network, folder, state)
     return False
-
-
-def _write_adapter(model: Classifier, folder: Path) -> str:
-    """Write the adapter, and its base if that exists nowhere else. Returns the base as Python source, for the card.
-
-    The base has its own folder: next to a config.json, transformers would load the adapter unasked.
-    """
-    # transformers stores the source of loaded weights there; it is empty for random weights.
-    source = getattr(model.backbone.model.config, "_name_or_path", "") or ""
-    snapshot = _SNAPSHOT.search(source)
-    if snapshot is not None:
-        # Use name and revision, since another machine's cache has other paths.
-        name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
-        save_adapter(model.backbone, folder, base=name, revision=revision)
-        return f"{name!r}, revision={revision!r}"
-    if source and Path(source).is_dir():
-        base = str(Path(source).absolute())
-        save_adapter(model.backbone, folder, base=base)
-        return repr(base)
-    (folder / BASE_FOLDER).mkdir()  # the weights were random
-    _write_network(model, folder / BASE_FOLDER, base_state(model.backbone.model))
-    save_adapter(model.backbone, folder, base=BASE_FOLDER)
-    return f'f"{{folder}}/{BASE_FOLDER}"'
-
-
-def _base_folder(folder: Path) -> Path:
-    path = folder / ADAPTER_CONFIG_FILE
-    settings = read_json(verified(path), REMEDY)
-    with parsing(path, REMEDY):
-        source, revision = str(settings["base_model_name_or_path"]), settings["revision"]
-    # Look in the export first: the working directory may contain a folder of the same name.
-    for candidate in (folder / source, Path(source)):
-        if candidate.is_dir():
-            return candidate
-    # Without a revision the base was a folder, so the hub does not have it.
-    if revision is None:
-        raise DataError(
-            f"{path}: the adapter's base model {source} is missing; restore it, or export with lora.export merged"
-        )
-    try:
-        # The patterns exclude pickles and code.
-        return Path(snapshot_download(source, revision=revision, allow_patterns=_WEIGHT_PATTERNS))
-    except (OSError, HTTPError) as error:
-        raise ResourceError(
-            f"{path}: the adapter's base model {source} at {revision} is not in the local cache, and the hub "
-            "can't be reached"
-        ) from error
 
 
 def _cropping(resolved_config: str | None) -> tuple[int | None, FixedCrop]:

@@ -66,7 +66,7 @@ def ensure_features(
     distinct, first, uses = np.unique(keys_R2[records], axis=0, return_index=True, return_counts=True)
     missing = ~FeatureStore(path).has(distinct)
     hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
-    control.all_true(True)  # nobody writes before all have looked
+    control.all_true(True)  # writing waits until all have looked
     if missing.any():
         wanted = records[first][missing]
         # Longest first, and neighbours go to different workers, so that all have about the same work.

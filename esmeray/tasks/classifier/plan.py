@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from esmeray.alignment.similarity import identity_clusters
 from esmeray.common.errors import CheckpointError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.batches.preparation import count_cropped, cropped_lengths
@@ -36,7 +37,9 @@ class ClassifierPlan(TaskPlan):
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         # Before the data is prepared, which may take hours.
         self.check_settings(self.data.labels.kind)
-        labelled = LabelledStore(ensure_labelled_store(self.data, self.model.tokenizer, root, progress))
+        labelled = LabelledStore(
+            ensure_labelled_store(self.data, self.model.tokenizer, root, progress, identity_clusters)
+        )
         if (weights := self.model.classifier.label_weights) is not None:
             read_label_weights(Path(weights), labelled.label_space)  # raises if the weights don't match the labels
         # Tokenize here, where progress is shown: workers find the tokens next to the store.

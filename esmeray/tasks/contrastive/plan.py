@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from esmeray.alignment.similarity import identity_clusters
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.dataset.labels.conversion import ensure_labelled_store, labelled_store_location
@@ -25,7 +26,7 @@ class ContrastivePlan(ResiduePlan):
                 f"groups (kind {' or '.join(_KINDS)})"
             )
         self._model()
-        return ensure_labelled_store(self.data, self.model.tokenizer, root, progress)
+        return ensure_labelled_store(self.data, self.model.tokenizer, root, progress, identity_clusters)
 
     def location(self, root: Path) -> Path:
         return labelled_store_location(self.data, self.model.tokenizer, root)

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
-from esmeray.model.backbones.loading import residue_masked_lm
+from esmeray.model.backbones.loading import drawn, residue_masked_lm
+from esmeray.model.backbones.lora import adapt
 from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.section import ModelSection
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 class MaskedLM(ResidueModel):
     """A masked language model on packed batches.
 
-    With a frozen backbone only the head is trained; output weights tied to the embeddings stay frozen.
+    With a frozen backbone only the head is trained; output weights tied to the embeddings stay frozen. With LoRA only
+    the adapters are trained.
     """
 
     task = "masked_lm"
@@ -40,12 +43,22 @@ class MaskedLM(ResidueModel):
     @classmethod
     def build(cls, section: ModelSection, seed: int, *, empty: bool = False) -> "MaskedLM":
         """Build the model to train, in fp32 on the CPU. Raises as
-        :func:`esmeray.model.backbones.loading.build_masked_lm`.
+        :func:`esmeray.model.backbones.loading.build_masked_lm` and :func:`esmeray.model.backbones.lora.adapt`.
 
         Random weights depend on ``seed`` only; the global random state is not changed. ``empty``: on the meta device,
         without weights, to count parameters before any weights are read.
         """
-        return cls(*residue_masked_lm(section.backbone, seed, empty=empty)).train()
+        backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
+        if section.backbone.lora.rank:
+            if head.is_drawn:
+                raise ConfigError(
+                    f"model.backbone.lora.rank: {section.backbone.source} has no weights for the masked language "
+                    "model's head, and LoRA trains only adapters; set rank 0 to train the whole model"
+                )
+            head.requires_grad_(False)
+        with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
+            adapt(backbone, section.backbone.lora)
+        return cls(backbone, head).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
         """Compute the cross entropy, summed over the targets. Metrics: ``targets``, ``loss`` and ``correct``."""

@@ -11,6 +11,9 @@ folder for a model without a run.
 For a file, reports how many of its sequences the model was trained on, and gives the metrics of all records and of the
 others. If the model's run is not available, that number is unknown.
 
+Proteins are also compared with the training proteins: the report has the metrics by identity with the nearest one, and
+a warning about near copies. At most 2,000 are compared, chosen at random.
+
 Examples:
   esmeray classify evaluate runs/locations --evaluate.baselines true
   esmeray classify evaluate runs/locations --evaluate.input held_out.fasta

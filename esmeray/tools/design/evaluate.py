@@ -1,4 +1,4 @@
-"""Evaluate a trained sequence diffusion model on the structures of a store, or on one part of it.
+"""Evaluate a sequence diffusion model or ProteinMPNN on the structures of a store, or on one part of it.
 
 Prints median recovery of native residues by the likeliest design, and perplexity of the native sequence, with 95 %
 intervals. Two baselines come from the store's other structures: the composition, and the composition of each kind of
@@ -6,6 +6,7 @@ secondary structure. --evaluate.output also writes the metrics as JSON. Recovery
 docs/structdiff.md.
 
 Examples:
+  esmeray design evaluate proteinmpnn --evaluate.store unseen_store
   esmeray design evaluate runs/structdiff --evaluate.store unseen_store
   esmeray design evaluate runs/structdiff --evaluate.store folds_store --evaluate.part validation \
 --evaluate.output metrics.json
@@ -53,13 +54,14 @@ def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter
         raise DataError(
             f"{evaluate.store}: has no {evaluate.part} part; to evaluate all records, remove --evaluate.part"
         )
-    diffusion, _ = load_model(model, evaluate)
+    designer, _ = load_model(model, evaluate)
 
     from esmeray.inference.design.evaluation import evaluate_designs
+    from esmeray.inference.design.sampling import weights_notes
 
     with record_bar("evaluating") as bar:
         evaluation = evaluate_designs(
-            diffusion,
+            designer,
             store,
             records,
             tokens=evaluate.tokens,
@@ -82,6 +84,8 @@ def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter
         "residues",
         file=sys.stderr,
     )
+    for note in weights_notes(designer):
+        print(note, file=sys.stderr)
     # Structures seen in training give values that are too good: point to the validation part if there is one.
     if evaluate.part == "all" and store.training.size and store.validation.size:
         print(
@@ -90,5 +94,5 @@ def main(model: ModelPath, evaluate: DesignEvaluateSection, writer: OutputWriter
             file=sys.stderr,
         )
     metrics = {name: {"value": value, "interval": interval} for name, (value, *interval) in evaluation.metrics.items()}
-    content = {"part": evaluate.part, **dataclasses.asdict(evaluation), "metrics": metrics}
+    content = {"part": evaluate.part, "weights": designer.weights, **dataclasses.asdict(evaluation), "metrics": metrics}
     writer.write_json(evaluate.output, content, indent=2)

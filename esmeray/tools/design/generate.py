@@ -1,4 +1,4 @@
-"""Generate sequences for backbone structures with a trained sequence diffusion model.
+"""Generate sequences for backbone structures with a trained sequence diffusion model or with ProteinMPNN.
 
 Writes designs.fasta, probabilities.tsv with the probabilities at each position, and for each structure a logo next to
 the native sequence. The header of a design has
@@ -12,12 +12,14 @@ A high recovery is not designability: fold the sequences with a folding model an
 
 fix takes residue numbers of the structure's file, with insertion codes: 57, 52A, -2, 10-20; in a complex, A:57. '#13'
 counts along the chain from 1. Fixed residues keep the structure's amino acid. They are listed in the header of each
-design and in probabilities.tsv. tie A,B gives two chains of a complex the same residues.
+design and in probabilities.tsv. A file of biases uses the same notation. tie A,B gives two chains of a complex the same
+residues.
 
 Examples:
   esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.output designs
   esmeray design generate runs/structdiff --generate.structures fold.pdb --generate.number 8 \
 --generate.known proteins.store --generate.output compared
+  esmeray design generate proteinmpnn --generate.structures fold.pdb --generate.number 8 --generate.output designs
   esmeray design generate runs/structdiff --generate.structures fold.cif --generate.chains A \
 --generate.fix 1-10,52A --generate.omit C --generate.output designs
   esmeray design generate runs/structdiff --generate.structures dimer.pdb \

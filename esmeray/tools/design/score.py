@@ -1,9 +1,12 @@
-"""Score sequences on backbone structures with a trained sequence diffusion model.
+"""Score sequences on backbone structures with a trained sequence diffusion model or with ProteinMPNN.
 
 Each sequence of the FASTA file is scored on each structure of the same length: mean log-likelihood per residue in nats
-(nearer 0 is better), and the share of native residues. The table keeps the order of the file.
+(nearer 0 is better), and the share of native residues. The table keeps the order of the file. ProteinMPNN averages over
+4 random orders of residues, which are the same in each run.
 
 Examples:
+  esmeray design score proteinmpnn --score.structures fold.pdb --score.sequences designs.fasta \
+--score.output scores.tsv
   esmeray design score runs/structdiff --score.structures fold.pdb --score.sequences designs.fasta \
 --score.output scores.tsv
 """
@@ -43,9 +46,9 @@ def main(model: ModelPath, score: ScoreSection, writer: OutputWriter) -> None:
     if not any(fitting):
         lengths = ", ".join(f"{item.id} {len(item.residues)}" for item in structures[:3])
         raise DataError(f"no sequence is as long as a structure ({lengths} residues)")
-    diffusion, label = load_model(model, score)
+    designer, label = load_model(model, score)
 
-    from esmeray.inference.design.sampling import log_likelihoods, recovery
+    from esmeray.inference.design.sampling import log_likelihoods, recovery, weights_notes
 
     rows = 0
     with (
@@ -56,7 +59,7 @@ def main(model: ModelPath, score: ScoreSection, writer: OutputWriter) -> None:
         file.write("structure\tsequence\tlog_likelihood\trecovery\n")
         for number, (structure, sequences) in enumerate(zip(structures, fitting, strict=True), 1):
             values = log_likelihoods(
-                diffusion, structure, [text for _, text in sequences], label=label, tokens=score.tokens
+                designer, structure, [text for _, text in sequences], label=label, tokens=score.tokens
             )
             for (name, text), value in zip(sequences, values, strict=True):
                 file.write(f"{structure.id}\t{name}\t{value:.4f}\t{recovery(text, structure.residues):.4f}\n")
@@ -67,4 +70,5 @@ def main(model: ModelPath, score: ScoreSection, writer: OutputWriter) -> None:
     left_out = sum(len(text) not in wanted for _, text in records)
     if left_out:
         print(f"{counted(left_out, 'sequence{s}')} left out because no structure has that length", file=sys.stderr)
-    print(f"{score.output}: {counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}")
+    words = f"{counted(rows, 'score{s}')} on {counted(len(structures), 'structure{s}')}"
+    print("\n  ".join([f"{score.output}: {words}", *weights_notes(designer)]))

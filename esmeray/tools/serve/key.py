@@ -31,7 +31,7 @@ def main(key: KeySection) -> None:
     text, new = new_key(key.name)
     keys.append(new.model_copy(update=key.model_dump(exclude={"name", "file"})))
     # The file has the hash only. This is the only time that the key is available.
-    content = yaml.safe_dump([each.model_dump(exclude_none=True) for each in keys], sort_keys=False)
+    content = yaml.safe_dump([entry.model_dump(exclude_none=True) for entry in keys], sort_keys=False)
     with writing(key.file):
         write_atomically(key.file, content)
         key.file.chmod(0o600)

@@ -77,7 +77,7 @@ def build_worker(
     if leads:
         mirror.pull(checkpoints_only=True)
         observers.hung = set_stacks_aside(run.logs)  # before the other workers open files there
-    control.all_true(True)  # nobody reads before the leaders have pulled
+    control.all_true(True)  # readers wait until the leaders have pulled
     store = CheckpointStore(run.checkpoints)
     experiment: Experiment = experiment_class(config.model)(config.task_settings, context, run, Path(store_path))
     model = _prepared_model(experiment, context, control, store)

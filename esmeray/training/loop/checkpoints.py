@@ -75,7 +75,7 @@ class Checkpoints:
         if self.leads:
             store.root.mkdir(parents=True, exist_ok=True)
             store.sweep()
-        self.control.all_true(True)  # nobody looks before the leaders have swept
+        self.control.all_true(True)  # readers wait until the leaders have swept
         folder, warnings = self.newest()
         if folder is None:
             self._refuse_to_begin_again()
@@ -87,7 +87,7 @@ class Checkpoints:
             for warning in warnings:
                 log.event("warning", position.step, message=warning)
             self.load(folder)
-            self.control.all_true(True)  # nobody renames before all have read
+            self.control.all_true(True)  # renaming waits until all have read
             self.saved_step = position.step
             if self.leads:
                 # Later checkpoints are from steps that are repeated, perhaps with other settings: two histories would

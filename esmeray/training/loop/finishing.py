@@ -72,7 +72,8 @@ def export_state(
     base = "none, random weights" if has_random_weights(backbone) else backbone.source
     labels = config.data.labels
     by_file = f"held out by {labels.split} ({labels.split_column or ', '.join(labels.validation_source)})"
-    by_share = f"{config.data.validation_share:g} of the distinct sequences held out ({labels.split})"
+    units = f"proteins, by clusters at identity {labels.identity:g}," if labels.split == "clusters" else ""
+    by_share = f"{config.data.validation_share:g} of the {units or 'distinct sequences'} held out ({labels.split})"
     facts = {
         "run": config.run.name,
         "license": config.run.license,

@@ -64,7 +64,7 @@ def test_ctrl_c_does_not_end_the_process(process):
         os.kill(process.pid, signal.SIGINT)
 
 
-def test_process_that_nobody_refers_to_ends(small_store):
+def test_process_without_references_ends(small_store):
     process = started(small_store)
     pid = process.pid
     del process

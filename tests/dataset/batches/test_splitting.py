@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.batches.random_bits import split_records, split_stratified
+from esmeray.dataset.batches.random_bits import split_clusters, split_records, split_stratified
 
 shares = st.floats(0.001, 0.999)
 
@@ -90,3 +90,34 @@ def test_a_sequence_of_two_classes_stays_on_one_side_where_it_can():
         hashes = as_hashes([first, first, *range(first + 1, first + 41)])
         training, _ = split_stratified(hashes, classes, 0.5)
         assert (0 in training) == (1 in training)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    records=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), min_size=2, max_size=60),
+    share=shares,
+    data=st.data(),
+)
+def test_whole_clusters_are_held_out_in_any_order_and_leave_each_class_in_training(records, share, data):
+    clusters, classes = np.array(records).T
+    classes = np.unique(classes, return_inverse=True)[1]
+    hashes = as_hashes(range(len(records)))
+    try:
+        held_out = split_clusters(clusters, hashes, classes, share)
+    except DataError as error:
+        assert "raise data.validation_share or data.labels.identity" in str(error)
+        return
+    is_held_out = np.isin(np.arange(len(records)), held_out)
+    assert held_out.size and not {*clusters[is_held_out]} & {*clusters[~is_held_out]}
+    assert {*classes} == {*classes[~is_held_out]}
+    order = np.array(data.draw(st.permutations(range(len(records)))))
+    assert {*order[split_clusters(clusters[order], hashes[order], classes[order], share)]} == {*held_out.tolist()}
+
+
+def test_clusters_give_each_class_its_share_of_records():
+    sizes = np.random.default_rng(0).geometric(0.2, 800)
+    clusters = np.repeat(np.arange(800), sizes)
+    classes = clusters % 4
+    held_out = split_clusters(clusters, as_hashes(range(clusters.size)), classes, 0.2)
+    assert np.bincount(classes[held_out]) / np.bincount(classes) == pytest.approx(0.2, abs=0.01)
+    assert split_clusters(clusters, as_hashes(range(clusters.size)), classes, 0.0).size == 0

@@ -16,6 +16,7 @@ from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, T
 from tests.damage import flipped
 from tests.dataset.labels.test_labelled_file import LOCATION
 from tests.dataset.stores import PROTEINS, TEXT, data_of, made, proteins, write_table
+from tests.model.support import random_sequences
 
 
 def refusal(data: DataSection, root: Path) -> str:
@@ -168,6 +169,32 @@ def test_a_group_of_records_is_never_divided(tmp_path, split):
     assert sides[0] | sides[1] == {*groups} and not sides[0] & sides[1] and all(sides)
     missing = write_table(tmp_path / "missing.csv", ("sequence", "label", "cluster"), *rows[:3], ("MKV", "x", "NaN"))
     assert "missing.csv, row 4: the group is missing" in refusal(data_of(missing, **settings), tmp_path / "other")
+
+
+def family(sequence: str) -> list[str]:
+    """Return four similar proteins."""
+    return [sequence[:start] + "W" * 12 + sequence[start + 12 :] for start in (20, 40, 60, 80)]
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "regression", "per_residue"])
+def test_no_family_is_on_both_sides_of_a_split_by_clusters(tmp_path, kind):
+    sequences = [text for first in random_sequences([120] * 20) for text in family(first)]
+    labels = {"multiclass": "xxyy" * 20, "regression": range(80), "per_residue": ["HE" * 60] * 80}[kind]
+    path = write_table(tmp_path / "in.csv", ("sequence", "label"), *zip(sequences, labels, strict=True))
+    labelled = made(data_of(path, kind=kind, split="clusters", share=0.3), tmp_path)
+    sides = [{row // 4 for row in side.tolist()} for side in (labelled.training, labelled.validation)]
+    assert sides[0] | sides[1] == {*range(20)} and not sides[0] & sides[1] and len(sides[1]) == 6
+    again = made(data_of(path, kind=kind, split="clusters", share=0.3), tmp_path / "again")
+    assert again.checksum == labelled.checksum
+
+
+def test_a_split_by_clusters_that_is_impossible_is_refused(tmp_path, table):
+    rows = zip(family(random_sequences([120])[0]), "xyxy", strict=True)
+    path = write_table(tmp_path / "family.csv", ("sequence", "label"), *rows)
+    message = refusal(data_of(path, split="clusters", share=0.3), tmp_path)
+    assert message.startswith("every cluster of similar proteins is too large to be held out (the largest has 4 of 4 r")
+    with pytest.raises(ConfigError, match=r"split clusters needs model\.tokenizer\.content protein: texts have no"):
+        made(data_of(table, split="clusters"), tmp_path, TEXT)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.targets import IGNORED_TARGET
-from esmeray.inference.classify.report import Scored, evaluation_of, write_report
+from esmeray.inference.classify.report import Scored, evaluation_of, metrics_lines, write_report
 from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics
 
 SPACE = LabelSpace("multiclass", ("cytoplasm", "mem|brane", "nucleus"))
@@ -47,6 +47,21 @@ def test_metrics_baselines_and_mistakes_are_those_of_the_predictions(tmp_path):
         rows = list(csv.reader(file, dialect="excel-tab"))
     missed = int(((targets == 1) & (probabilities.argmax(axis=1) == 2)).sum())
     assert rows[0][1:] == list(SPACE.names) and int(rows[2][3]) == missed > 0
+
+
+def test_metrics_by_identity_are_those_of_the_records_and_near_copies_are_warned_of():
+    probabilities, targets = case()
+    scored = Scored(SPACE, IDS, probabilities, targets)
+    identities = np.full(60, np.nan)
+    identities[:30] = [0.0] * 9 + [0.3] * 20 + [0.95]
+    found = evaluation_of(scored, {}, samples=20, identities_N=identities)
+    bins = found["by_identity"]
+    assert {name: entry["records"] for name, entry in bins.items()} == {"below 30 %": 9, "30–50 %": 20, "95–100 %": 1}
+    assert bins["30–50 %"]["metrics"] == classification_metrics("multiclass", probabilities[9:29], targets[9:29])
+    text = "\n".join(metrics_lines(found))
+    assert "(30 records, a random sample)" in text and "1 of 30 records have near copies in training" in text
+    distant = "\n".join(metrics_lines(evaluation_of(scored, {}, samples=20, identities_N=np.zeros(60))))
+    assert "below 30 %, 60 records" in distant and "near copies" not in distant
 
 
 @pytest.mark.parametrize("kind", ["multilabel", "regression"])

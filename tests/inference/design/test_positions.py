@@ -1,15 +1,19 @@
 """Positions are the file's residue numbers, or indices with #; written positions can be read again."""
 
+import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import yaml
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import ConfigError
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure, packed_number
-from esmeray.inference.design.positions import fixed_positions, tied_positions, written_positions
+from esmeray.inference.design.positions import bias_of, fixed_positions, read_bias, tied_positions, written_positions
 
 LABELS = st.tuples(st.integers(-60, 60), st.sampled_from(["", "", "A", "B"]))
 
@@ -100,3 +104,43 @@ def test_chains_are_tied_by_their_numbers():
         tied_positions("A,A", numbered(chain, from_101))
     with pytest.raises(ConfigError, match="with the same residues, not A:1-2,A:4-5 and B:1-4"):
         tied_positions("A,B", numbered(chain, [(number, "") for number in (1, 2, 3, 4)]))
+
+
+LETTER_BIASES = st.dictionaries(st.sampled_from([*AMINO_ACIDS]), st.floats(-5, 5, width=32), max_size=5)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(everywhere=LETTER_BIASES, insertion=LETTER_BIASES, inverted=st.booleans(), is_json=st.booleans())
+def test_biases_add_up_at_the_named_positions(everywhere, insertion, inverted, is_json, tmp_path):
+    content = {**everywhere, "52A": insertion, "A:-2": {"W": 1}}
+    content = dict(reversed(content.items())) if inverted else content
+    path = tmp_path / "bias"
+    path.write_text(json.dumps(content) if is_json else yaml.safe_dump(content))
+    bias = bias_of(read_bias(path), "C", AUTHORS)
+    expected = np.array([everywhere.get(letter, 0) for letter in AMINO_ACIDS], np.float32)
+    at_insertion = expected + [insertion.get(letter, 0) for letter in AMINO_ACIDS]
+    at_first = expected + [float(letter == "W") for letter in AMINO_ACIDS]
+    expected[1] = at_insertion[1] = at_first[1] = -np.inf  # C is omitted
+    for row, values in ((5, at_insertion), (0, at_first), (3, expected)):
+        assert bias[row] == pytest.approx(values, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"X": 1}', "X: give numbers for amino acids"),
+        ('{"A": "much"}', "A: give numbers"),
+        ('{"A": .inf}', "A: give numbers"),
+        ('{"1-3": 2}', "1-3: give numbers"),
+        ('{"1-3": {"Z": 2}}', "Z: give numbers"),
+        ('{"900": {"A": 2}}', "--generate.bias 900: fold has residues"),
+        ('{"fold": {"A": [[1, 2]]}}', "A: give numbers"),
+        ('{"A": 1, "A": 2}', "A is set twice"),
+        ("[1]", "contains no settings"),
+    ],
+)
+def test_other_biases_are_refused_in_one_line(content, words, tmp_path):
+    path = tmp_path / "bias.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        bias_of(read_bias(path), "", AUTHORS)

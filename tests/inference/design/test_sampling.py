@@ -11,8 +11,8 @@ from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
 from esmeray.dataset.store.reader import Store
+from esmeray.inference.design.denoising import Denoiser
 from esmeray.inference.design.sampling import Design, Request, generate, log_likelihoods, nearest, recovery
-from esmeray.tasks.diffusion.model import SequenceDiffusion
 from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
 from tests.structures import folds
@@ -24,13 +24,13 @@ FOLD = folds(1)[0]
 
 
 @cache
-def small_model() -> SequenceDiffusion:
-    return trained(("helix", "barrel"))
+def small_model() -> Denoiser:
+    return Denoiser(trained(("helix", "barrel")))
 
 
 def designs(number: int = 4, *, seed: int = 0, tokens: int = 8192, **request) -> list[Design]:
     asked = Request(request.pop("structure", FOLD), **{"steps": 5, "temperature": 1.0, **request})
-    return list(generate(small_model(), asked, number, seed=seed, tokens=tokens))
+    return list(generate(small_model(), [asked], number, seed=seed, tokens=tokens))
 
 
 def test_a_design_depends_on_its_seed_alone_and_not_on_its_batch():

@@ -18,6 +18,7 @@ from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.models.model import Model
 from tests.damage import flipped
+from tests.dataset.tokenizer_folders import esm
 from tests.inference.embedding.jobs import (
     LENGTHS,
     computed_shards,
@@ -30,7 +31,7 @@ from tests.inference.embedding.jobs import (
     write_proteins,
 )
 from tests.inference.models.opened import opened, rows_of
-from tests.model.small_models import save_small_model
+from tests.model.small_models import save_masked_lm, save_small_model
 from tests.model.support import random_sequences
 
 
@@ -60,6 +61,17 @@ def test_each_protein_has_its_vector_in_the_order_of_the_input(tmp_path: Path, f
     assert saved == report and report["residues"] == sum(map(len, sequences)) - len(sequences[0])
     assert len(list((tmp_path / "out" / "logs").glob("embed-*.log"))) == 1
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_masked_output_counts_a_pass_for_each_residue(tmp_path: Path):
+    save_masked_lm(esm(tmp_path / "model"), "esm", vocab_size=33)
+    kinds = ["mean", "pseudo_log_likelihood"]
+    with computed_shards() as shards:
+        (report,) = run_job(request(tmp_path, outputs=kinds, shard_tokens=2000))
+    assert report["tokens"] == sum((length + 1) * (length + 2) for length in LENGTHS)
+    assert len(shards) > 1, "a shard has a limit of tokens, in all of its passes"
+    wanted = opened(tmp_path / "model").embed(random_sequences(LENGTHS), kinds[1])
+    np.testing.assert_array_equal([*vectors(tmp_path / "out", kinds[1]).values()], wanted)
 
 
 def test_narrow_files_are_near(tmp_path: Path):
@@ -172,7 +184,7 @@ def test_out_of_memory_splits_the_batch(tmp_path: Path, monkeypatch: pytest.Monk
 
     most = 90
 
-    def limited(self: Model, packed: Any, outputs: Any) -> Any:
+    def limited(self: Model, packed: Any, outputs: Any, token_budget: int) -> Any:
         if max(batch.batch.num_tokens for batch in packed) > most:
             raise torch.OutOfMemoryError("no more")
         return rows(self, packed, outputs)

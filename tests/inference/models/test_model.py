@@ -236,6 +236,7 @@ def test_what_a_model_has_not_is_refused(tmp_path: Path):
         ("random", opened, {"source": "esm2_t6_8M"}),
         ("this model; available: cls, contacts", model.outputs, {"kinds": ["latents"]}),
         ("this model; available: cls, contacts", model.outputs, {"kinds": ["logits"]}),
+        ("this model; available: cls, contacts", model.outputs, {"kinds": ["pseudo_log_likelihood"]}),
         ("the model has 2 layers", model.outputs, {"layers": [3]}),
         *[("", partial(model.embed, ["MKT"]), wrong) for wrong in WRONG_OUTPUTS],
         *[(next(iter(wrong)), partial(open_model, tmp_path / "model"), wrong) for wrong in WRONG_SETTINGS],

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from scipy.special import log_softmax
 from transformers import BertConfig, BertForMaskedLM
 
 import esmeray
@@ -75,6 +76,17 @@ def test_vectors_are_the_networks_own_and_unused_tensors_are_named(folder, netwo
     assert model.facts.longest == MAX_NORM and not capsys.readouterr().err
 
 
+def test_a_vocabulary_one_folder_above_is_used_with_a_warning(folder, tmp_path, capsys):
+    checkpoint = tmp_path / "checkpoint-10"
+    checkpoint.mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (checkpoint / name).symlink_to(folder / name)
+    (tmp_path / "vocab.txt").symlink_to(folder / "vocab.txt")
+    expected = open_model(folder, device="cpu").embed(PROTEINS)
+    np.testing.assert_array_equal(open_model(checkpoint, device="cpu").embed(PROTEINS), expected)
+    assert f"warning: {checkpoint} has no tokenizer; the one in {tmp_path} is used" in capsys.readouterr().err
+
+
 def test_unknown_residues_are_counted_and_refused_above_half(folder, network, tmp_path, capsys):
     model = open_model(folder, device="cpu")
     with pytest.warns(UserWarning, match=r"^2 residues unknown to the vocabulary \(U, X\), read as \[UNK\]"):
@@ -102,6 +114,18 @@ def test_an_esm2_in_a_pickle_is_the_one_in_safetensors(tmp_path):
     torch.save(state, own / "pytorch_model.bin")
     (own / "model.safetensors").unlink()
     np.testing.assert_allclose(open_model(own, device="cpu").embed(PROTEINS), expected, atol=1e-5)
+
+
+def test_a_pseudo_log_likelihood_leaves_out_letters_without_a_probability(folder, network):
+    proteins, expected = [PROTEINS[0], "MKXAU"], []
+    for text in proteins:
+        known = [offset for offset, letter in enumerate(text) if letter in AMINO_ACIDS]
+        logs = [log_softmax(logits_of(network, text, offset)[offset].astype(float)) for offset in known]
+        values = [row[5 + AMINO_ACIDS.index(text[offset])] for row, offset in zip(logs, known, strict=True)]
+        expected.append([np.mean(values), sum(values), len(values)])
+    with pytest.warns(UserWarning, match="2 residues unknown"):
+        rows = open_model(folder, device="cpu").embed(proteins, "pseudo_log_likelihood", tokens=60)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5)
 
 
 def write_table(folder: Path, mutants: list[str]) -> Path:

@@ -17,6 +17,7 @@ from esmeray.inference.mutations.section import MutationsSection
 from esmeray.inference.mutations.variants import Mutant, Protein, Variant
 from tests.damage import killed_in_piece
 from tests.dataset.tokenizer_folders import esm, esmc
+from tests.inference.models.opened import opened
 from tests.model.small_models import save_masked_lm
 from tests.model.support import random_sequences
 
@@ -52,7 +53,7 @@ def plain_log_p(source: Path, network: Any, sequence: str, offset: int, window: 
     return {letter: log_p[tokenizer.convert_tokens_to_ids(letter)] for letter in AMINO_ACIDS}
 
 
-@pytest.mark.parametrize(("kind", "window"), [("esm", 1022), ("esm", 8), ("esmc", 8)])
+@pytest.mark.parametrize(("kind", "window"), [("esm", 1022), ("esm", 8), ("esmc", 8), ("esmc", 30)])
 def test_scores_equal_a_plain_loop_for_each_method(tmp_path, kind, window):
     make, vocabulary = MODELS[kind]
     source = make(tmp_path / "model")
@@ -71,6 +72,11 @@ def test_scores_equal_a_plain_loop_for_each_method(tmp_path, kind, window):
     wild, *wanted = (sum(log_p(text, index, True)[text[index]] for index in range(len(text))) for text in sequences)
     found = scorer(source, tmp_path / "pseudo", "pseudo", max_length=window, tokens=64).zero_shot(variants(mixed))
     np.testing.assert_allclose(found, np.array(wanted) - wild, atol=1e-5 * 23)
+    if window > len(WILD):  # the output masks each position of whole sequences, and leaves out X
+        rows = opened(source).embed([*sequences, "XX"], "pseudo_log_likelihood", tokens=64)
+        sums, counts = [wild, *wanted, 0], [*map(len, sequences), 0]
+        expected = np.column_stack([np.divide(sums, np.maximum(counts, 1)), sums, counts])
+        np.testing.assert_allclose(rows, expected, rtol=1e-5)
 
 
 def test_a_killed_job_computes_only_what_is_not_done_and_gives_the_same(tmp_path, monkeypatch):

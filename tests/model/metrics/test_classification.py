@@ -58,23 +58,23 @@ def case_of(kind, seed=0, rows=40, columns=4):
     return class_case(seed, rows, 2 if kind == "binary" else columns)
 
 
-def assert_close(found, expected):
-    assert found == pytest.approx(expected, abs=1e-6, nan_ok=False)
+def assert_close(values, expected):
+    assert values == pytest.approx(expected, abs=1e-6, nan_ok=False)
 
 
 def weights_of(seed, rows, weighted):
     return np.random.default_rng(seed).random(rows) + 0.01 if weighted else None
 
 
-def assert_rankings_of_scikit_learn(found, truth, scores, weights):
+def assert_rankings_of_scikit_learn(values, truth, scores, weights):
     present = [c for c in range(truth.shape[1]) if truth[:, c].any()]
     varying = [c for c in present if not truth[:, c].all()]
     for name, function, columns in (
         ("auroc", metrics.roc_auc_score, varying),
         ("average_precision", metrics.average_precision_score, present),
     ):
-        values = [function(truth[:, c], scores[:, c], sample_weight=weights) for c in columns]
-        assert_close(found.get(name), np.mean(values) if values else None)
+        per_class = [function(truth[:, c], scores[:, c], sample_weight=weights) for c in columns]
+        assert_close(values.get(name), np.mean(per_class) if per_class else None)
 
 
 @cases
@@ -85,16 +85,18 @@ def test_metrics_of_classes_equal_scikit_learns(seed, rows, classes, decimals, w
     weights = weights_of(seed, rows, weighted)
     predicted = scores.argmax(axis=1)
     kind = "binary" if classes == 2 else "multiclass"
-    found = classification_metrics(kind, torch.from_numpy(scores), torch.from_numpy(targets), weights)
-    assert_close(found["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
-    assert_close(found["balanced_accuracy"], metrics.balanced_accuracy_score(targets, predicted, sample_weight=weights))
-    assert_close(found["mcc"], metrics.matthews_corrcoef(targets, predicted, sample_weight=weights))
+    values = classification_metrics(kind, torch.from_numpy(scores), torch.from_numpy(targets), weights)
+    assert_close(values["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
+    assert_close(
+        values["balanced_accuracy"], metrics.balanced_accuracy_score(targets, predicted, sample_weight=weights)
+    )
+    assert_close(values["mcc"], metrics.matthews_corrcoef(targets, predicted, sample_weight=weights))
     for average in ("macro", "micro"):
         assert_close(
-            found[f"f1_{average}"], metrics.f1_score(targets, predicted, average=average, sample_weight=weights)
+            values[f"f1_{average}"], metrics.f1_score(targets, predicted, average=average, sample_weight=weights)
         )
     first = 1 if kind == "binary" else 0
-    assert_rankings_of_scikit_learn(found, np.eye(classes)[targets][:, first:], scores[:, first:], weights)
+    assert_rankings_of_scikit_learn(values, np.eye(classes)[targets][:, first:], scores[:, first:], weights)
 
 
 @cases
@@ -106,13 +108,13 @@ def test_metrics_of_labels_equal_scikit_learns(seed, rows, classes, decimals, we
     if seed % 3 == 0:
         targets[:, 0] = 0
     predicted = scores > 0.5
-    found = classification_metrics("multilabel", scores, targets, weights)
-    assert_close(found["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
+    values = classification_metrics("multilabel", scores, targets, weights)
+    assert_close(values["accuracy"], metrics.accuracy_score(targets, predicted, sample_weight=weights))
     for average in ("macro", "micro"):
         if average == "macro" or targets.any() or predicted.any():
             expected = metrics.f1_score(targets, predicted, average=average, zero_division=0, sample_weight=weights)
-            assert_close(found[f"f1_{average}"], expected)
-    assert_rankings_of_scikit_learn(found, targets, scores, weights)
+            assert_close(values[f"f1_{average}"], expected)
+    assert_rankings_of_scikit_learn(values, targets, scores, weights)
 
 
 @cases
@@ -120,16 +122,16 @@ def test_metrics_of_labels_equal_scikit_learns(seed, rows, classes, decimals, we
 def test_metrics_of_numbers_equal_scikit_learns_and_scipys(seed, rows, classes, decimals, weighted):
     predicted, measured = number_case(seed, rows, classes, decimals=2 if decimals == 1 else 8)
     weights = weights_of(seed, rows, weighted)
-    found = classification_metrics("regression", predicted, measured, weights)
-    assert_close(found["mse"], metrics.mean_squared_error(measured, predicted, sample_weight=weights))
-    assert_close(found["mae"], metrics.mean_absolute_error(measured, predicted, sample_weight=weights))
+    values = classification_metrics("regression", predicted, measured, weights)
+    assert_close(values["mse"], metrics.mean_squared_error(measured, predicted, sample_weight=weights))
+    assert_close(values["mae"], metrics.mean_absolute_error(measured, predicted, sample_weight=weights))
     varying = [c for c in range(classes) if np.ptp(measured[:, c]) > 0 and np.ptp(predicted[:, c]) > 0]
     for name, function in (("spearman", spearmanr), ("pearson", pearsonr)) if not weighted else ():
-        each = [function(predicted[:, c], measured[:, c]).statistic for c in varying]
-        assert_close(found.get(name), np.mean(each) if each else None)
+        correlations = [function(predicted[:, c], measured[:, c]).statistic for c in varying]
+        assert_close(values.get(name), np.mean(correlations) if correlations else None)
     if len(varying) == classes:
         expected = metrics.r2_score(measured, predicted, sample_weight=weights)
-        assert found["r2"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert values["r2"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_calibration_error_is_the_gap_of_each_bin_by_its_share():
@@ -192,12 +194,12 @@ def test_undefined_metrics_are_left_out_and_none_is_nan(kind):
     for rows, value in ((1, 0), (1, 1), (9, 0), (9, 1)):
         constant = np.full((rows, columns), 1 / columns)
         targets = np.full((rows, columns), float(value)) if by_number else np.full(rows, value)
-        found = classification_metrics(kind, constant, targets)
-        assert np.isfinite(list(found.values())).all() and found.get("mcc", 0) == 0
-        assert not {"auroc", "spearman", "pearson", "r2"} & set(found)
+        values = classification_metrics(kind, constant, targets)
+        assert np.isfinite(list(values.values())).all() and values.get("mcc", 0) == 0
+        assert not {"auroc", "spearman", "pearson", "r2"} & set(values)
         intervals = bootstrap_intervals(kind, constant, targets, samples=20, seed=0)
         assert np.isfinite(list(intervals.values())).all()
-        assert set(intervals) <= set(found)
+        assert set(intervals) <= set(values)
 
 
 def test_a_prediction_of_nan_is_refused():
@@ -209,13 +211,13 @@ def test_a_prediction_of_nan_is_refused():
 
 def test_metrics_of_each_class_equal_scikit_learns():
     scores, targets = class_case(2, 60, 4)
-    each = metrics_of_each("multiclass", scores, targets)
+    per_class = metrics_of_each("multiclass", scores, targets)
     expected = metrics.confusion_matrix(targets, scores.argmax(axis=1))
     np.testing.assert_array_equal(confusion_matrix(scores, targets), expected)
     precision, recall, f1, records = metrics.precision_recall_fscore_support(targets, scores.argmax(axis=1))
-    for c, found in enumerate(each):
+    for c, values in enumerate(per_class):
         expected = {"precision": precision[c], "recall": recall[c], "f1": f1[c], "records": records[c]}
-        assert {name: found[name] for name in expected} == pytest.approx(expected)
+        assert {name: values[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

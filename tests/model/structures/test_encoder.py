@@ -8,7 +8,7 @@ from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, PackedBatc
 from esmeray.dataset.structures.sample import _built
 from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.esm import pack_sequences
-from esmeray.inference.design.sampling import structure_batch
+from esmeray.inference.design.denoising import structure_batch
 from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.encoder import StructureEncoder
 from esmeray.model.structures.geometry import known_residues, nearest, residue_features
@@ -43,10 +43,10 @@ def test_rotation_and_translation_change_nothing_and_reflection_does(seed: int):
     batch, model = packed(*FOLDS), encoder()
     with torch.no_grad():
         still = model(batch)
-        found = model(batch.adding({COORDINATES: moved(batch.by_token[COORDINATES], seed)}))
+        moved_features = model(batch.adding({COORDINATES: moved(batch.by_token[COORDINATES], seed)}))
         mirrored = model(batch.adding({COORDINATES: batch.by_token[COORDINATES] * torch.tensor([1.0, 1, -1])}))
     scale = still.abs().max()
-    torch.testing.assert_close(found, still, rtol=1e-4, atol=float(1e-4 * scale))
+    torch.testing.assert_close(moved_features, still, rtol=1e-4, atol=float(1e-4 * scale))
     assert (mirrored - still).abs().max() > 0.1 * scale
 
 
@@ -67,15 +67,15 @@ def test_neighbours_are_the_nearest_residues_with_coordinates(monkeypatch: pytes
     known = known_residues(coordinates)
     ca = coordinates[:, 1].nan_to_num()
     monkeypatch.setattr("esmeray.model.structures.geometry._AT_ONCE", 1000)  # in many parts
-    found = nearest(ca, known, batch, 6)
+    neighbours = nearest(ca, known, batch, 6)
     apart = torch.cdist(ca.double(), ca.double())
     segments = batch.segment_ids()
     apart[(segments[:, None] != segments) | ~known | ~known[:, None]] = torch.inf
     wanted = apart.topk(6, largest=False)
-    got = apart.gather(1, found.indices)
-    assert torch.equal(found.known, wanted.values.isfinite())
-    torch.testing.assert_close(got[found.known].sort().values, wanted.values[found.known].sort().values)
-    assert not found.known[7].any() and not found.known[0].any()
+    got = apart.gather(1, neighbours.indices)
+    assert torch.equal(neighbours.known, wanted.values.isfinite())
+    torch.testing.assert_close(got[neighbours.known].sort().values, wanted.values[neighbours.known].sort().values)
+    assert not neighbours.known[7].any() and not neighbours.known[0].any()
 
 
 def test_torsions_are_those_that_the_fold_was_built_with():

@@ -63,8 +63,8 @@ def test_throttling_memory_and_load_are_judged(tmp_path):
     little.memory[:] = 0.35
     slow.util *= 0.55
     cold.power[:] = 200
-    found = [topics(*summaries(machine, tmp_path)) for machine in (short, hot, hungry, little, slow, cold)]
-    assert found == [{"heat"}, {"heat"}, {"power limit"}, {"memory unused"}, {"utilisation"}, {"light load"}]
+    reported = [topics(*summaries(machine, tmp_path)) for machine in (short, hot, hungry, little, slow, cold)]
+    assert reported == [{"heat"}, {"heat"}, {"power limit"}, {"memory unused"}, {"utilisation"}, {"light load"}]
     cool, set_low, capped = Machine(), Machine(), gpu_traces.power()
     cool.clock[:] = 1500
     set_low.clock[:], set_low.reasons[:], set_low.temperature[:] = 1200, 0x2, 84

@@ -170,13 +170,13 @@ def scraped(address: str) -> dict[tuple[str, str, str], float]:
     """Esmeray's values on the node's metrics port, by name, worker and GPU."""
     with urllib.request.urlopen(address, timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
-    found = {}
+    samples = {}
     for sample in (sample for family in families for sample in family.samples):
         if sample.name.startswith("ray_esmeray_"):
             assert sample.labels["host"] and sample.labels["SessionName"]  # the dashboard selects by these labels
             name = sample.name.removeprefix("ray_esmeray_")
-            found[name, sample.labels["worker"], sample.labels.get("gpu", "")] = sample.value
-    return found
+            samples[name, sample.labels["worker"], sample.labels.get("gpu", "")] = sample.value
+    return samples
 
 
 @pytest.mark.slow
@@ -199,14 +199,14 @@ def test_figures_of_two_workers_are_on_rays_port(ray_address, make):
     }
     present = {("host_worker_rss_bytes", "1", ""), ("host_mem_used_bytes", "0", ""), ("host_cpu_percent", "0", "")}
     deadline = time.monotonic() + SCRAPE_TIMEOUT_S
-    found = {}
-    while not (expected.keys() | present) <= found.keys() and time.monotonic() < deadline:
+    samples = {}
+    while not (expected.keys() | present) <= samples.keys() and time.monotonic() < deadline:
         time.sleep(0.5)
-        found = scraped(address)
+        samples = scraped(address)
     for sampler in workers:
         sampler.close()
-    assert {key: found.get(key) for key in expected} == expected
-    assert all(found[key] > 0 for key in present - {("host_cpu_percent", "0", "")})
-    assert not {"not_known", "perf_mfu"} & {name for name, *_ in found}
-    assert ("throughput_tokens_per_s", "1", "") not in found  # a metric of the whole run
-    assert ("host_mem_used_bytes", "1", "") not in found  # worker 0 reads the machine's metrics
+    assert {key: samples.get(key) for key in expected} == expected
+    assert all(samples[key] > 0 for key in present - {("host_cpu_percent", "0", "")})
+    assert not {"not_known", "perf_mfu"} & {name for name, *_ in samples}
+    assert ("throughput_tokens_per_s", "1", "") not in samples  # a metric of the whole run
+    assert ("host_mem_used_bytes", "1", "") not in samples  # worker 0 reads the machine's metrics

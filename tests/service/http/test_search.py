@@ -1,4 +1,4 @@
-"""The service finds the index's own hits, also for many queries at once, and skips searches nobody waits for."""
+"""The service finds the index's own hits, also for many queries at once. It skips searches without a waiting caller."""
 
 import io
 import os

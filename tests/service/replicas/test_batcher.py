@@ -163,7 +163,7 @@ def test_a_small_request_next_to_the_largest_is_in_the_next_batch():
     assert 0 in payloads[1] and sum(map(len, payloads)) == 503
 
 
-def test_a_caller_that_fills_the_queue_shuts_nobody_else_out():
+def test_a_caller_that_fills_the_queue_does_not_shut_others_out():
     async def use(batcher: TokenBatcher, computed: Computed) -> None:
         flood = await begun(*(batcher.submit([item(number)], "flood") for number in range(50)))
         (other,) = await begun(batcher.submit([item(100)], "other"))

@@ -156,6 +156,7 @@ def test_records_of_the_training_are_left_out_of_a_second_value(evaluate, tmp_pa
     printed, both = evaluate(model, "both", "--evaluate.input", "both.fasta")
     _, new = evaluate(model, "new", "--evaluate.input", "new.fasta")
     assert "not known" not in printed and (both["in_training"], new["in_training"]) == (3, 0)
+    assert both["by_identity"]["95–100 %"]["records"] == 3 and "3 of 7 records have near copies" in printed
     rest = both["not_in_training"]
     assert rest["records"] == 4 and rest["metrics"] == new["metrics"] != both["metrics"]
     assert rest["intervals"] == new["intervals"] and "not_in_training" not in new

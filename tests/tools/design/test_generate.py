@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.model.export.test_proteinmpnn_weights import checkpoint
 from tests.structures import folds, pdb_lines, structure_store, write_pdb
 from tests.tools.conftest import Outcome
 
@@ -118,6 +119,29 @@ def test_given_sequences_are_scored(here: Path, command, tmp_path: Path):
     rows = {row["sequence"]: row for row in csv.DictReader((tmp_path / "scores.tsv").open(), delimiter="\t")}
     assert set(rows) == {"native", "shifted"} and float(rows["native"]["recovery"]) == 1
     assert np.isfinite([float(row["log_likelihood"]) for row in rows.values()]).all()
+
+
+def test_weights_of_proteinmpnn_design_score_and_evaluate(here: Path, command, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("esmeray.inference.design.report.draw_logo", lambda path, *_: path.touch())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model, out = checkpoint(tmp_path / "own.pt"), tmp_path / "out"
+    (tmp_path / "bias.json").write_text('{"W": 50, "1-3": {"W": -100, "K": 50}}')
+    how = f"--generate.number 2 --generate.bias {tmp_path / 'bias.json'} --generate.structures {here / 'fold*.pdb'}"
+    generated = command.done(f"design generate {model} --generate.output {out} {how}")
+    assert "weights: own.pt (unknown license); these structures may be in their training data" in generated.out
+    lines = (out / "designs.fasta").read_text().splitlines()
+    assert len(lines) == 8 and all("weights=own.pt_(unknown_license)" in line for line in lines[::2])
+    assert all(set(line[3:]) == {"W"} and line[:3] == "KKK" for line in lines[1::2])
+    files = f"--score.structures {here / 'fold*.pdb'} --score.sequences {out / 'designs.fasta'}"
+    scored = command.done(f"design score {model} {files} --score.output {tmp_path / 'scores.tsv'}")
+    assert "4 scores on 2 structures\n  weights: own.pt" in scored.out
+    store = f"--evaluate.store {here / 'folds'} --evaluate.output {tmp_path / 'metrics.json'}"
+    assert "weights: own.pt" in command.done(f"design evaluate {model} {store}").err
+    assert json.loads((tmp_path / "metrics.json").read_text())["weights"] == "own.pt (unknown license)"
+    for option in ("--generate.steps 3", "--generate.guidance 2", "--generate.label helix"):
+        command.refused(2, option.split()[1], f"design generate {model} --generate.output {out}2 {how} {option}")
+    command.refused(2, "length", f"design generate {model} --generate.output {out}2 --generate.length 9")
+    command.refused(3, "can't be read", f"design generate {tmp_path}/none.pt --generate.output {out}2 {how}")
 
 
 def test_requests_that_can_not_be_end_in_one_line(here, command, monkeypatch, tmp_path):

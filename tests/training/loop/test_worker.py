@@ -26,6 +26,7 @@ from esmeray.training.loop.finishing import repeatable
 from esmeray.training.loop.observing import StepResults
 from esmeray.training.loop.stepping import Stepper
 from esmeray.training.loop.worker import train_worker
+from tests.model.small_models import save_masked_lm
 from tests.model.support import build_model
 from tests.runs import events, exported_weights, run_folder, tiny_config, train_losses, validations
 from tests.training.runs import assert_same_run, assert_same_weights, damage, nan_in_steps, stop_after, train
@@ -281,6 +282,26 @@ def test_masked_lm_run_is_exported_timed_and_sampled(masked_lm):
     assert (last["kind"], last["step"]) == ("sample", 4)
     assert last["metrics"]["throughput/worker/0/step_s"] == record["step_s"]
     assert record["checkpoint_s"] == 0  # no record has the checkpoint after the last step
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_lora_resumes_to_the_same_end_and_changes_nothing_but_what_it_adapts(store_path, tmp_path, optimizer):
+    base = save_masked_lm(tmp_path / "base", "esm").state_dict()
+    sizes = dict.fromkeys(("layers", "hidden_size", "heads"))  # a folder has its own
+    backbone = {"source": str(tmp_path / "base"), "lora": {"rank": 2, "alpha": 64}, **sizes}
+    changes = {"model": {"task": "masked_lm", "backbone": backbone}, "training": {"optimizer": optimizer}}
+    whole, stopped = (tiny_config(tmp_path / name, **changes) for name in ("whole", "stopped"))
+    train(whole, store_path)
+    stop_after(stopped, store_path, 4)
+    train(stopped, store_path)
+    assert_same_run(stopped, whole)
+    exported = load_file(run_folder(whole).export / "model.safetensors")
+    changed = {name for name in exported.keys() & base.keys() if not torch.equal(exported[name], base[name])}
+    names = [*(f"self.{name}" for name in ("query", "key", "value")), "output.dense"]
+    assert changed == {f"esm.encoder.layer.{layer}.attention.{name}.weight" for layer in range(2) for name in names}
+    # Weights and both moments of the adapters only, in fp32.
+    files = run_folder(whole).checkpoints.rglob("*.pt")
+    assert max(file.stat().st_size for file in files) < sum(weight.nbytes for weight in base.values())
 
 
 def test_trained_weights_of_a_run_are_the_start_of_the_next(masked_lm, store_path, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ The steps are: model, scope of the key, checks, rate, computation.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.fasta.alphabet import residues_of
-from esmeray.service.contract import About
+from esmeray.service.contract import LIKELIHOOD, About
 from esmeray.service.http.access import Access
 from esmeray.service.http.answers import wanted
 from esmeray.service.http.bodies import FASTA_TYPES, Record, Schema, checked, read
@@ -112,8 +112,9 @@ def resolve_request(
         raise RefusalError(422, str(error)) from None
     if unknown is not None:
         request.scope["state"]["answer_headers"].append((b"x-unknown-residues", unknown.encode()))
+    residues = masked_residues(service, texts) if output == LIKELIHOOD else sum(map(residues_of, texts))
     # Last, so that refused requests don't count in the key's rate.
-    charge(service, request, about.name, len(texts), sum(map(residues_of, texts)))
+    charge(service, request, about.name, len(texts), residues)
     return Query(about, ids, texts, request.state.caller)
 
 
@@ -129,6 +130,15 @@ def about_of(service: Service, request: Request, model: str | None, output: str 
     if output is not None and output not in about.outputs:
         raise RefusalError(422, f"model {about.name} has no {output}; it has {', '.join(about.outputs)}")
     return about
+
+
+def masked_residues(service: Service, texts: Sequence[str]) -> int:
+    """Return the number of residues that the model reads to mask each position in turn. Raises RefusalError (413)."""
+    # One forward pass per residue: 50,000 residues, which the limits allow, would take days.
+    total = sum(len(text) ** 2 for text in texts)
+    if total > service.limits.residues * 10:
+        raise RefusalError(413, f"masking each position takes {total:,} residues; send shorter or fewer sequences")
+    return total
 
 
 def charge(service: Service, request: Request, model: str, sequences: int, residues: int) -> None:
