@@ -52,8 +52,6 @@ PROTEINS: dict[Device, dict[str, int]] = {
     "cuda": dict.fromkeys(SIZES, 10_000),
 }
 """On a CPU fewer for the larger ones: the slowest peer takes half a second per protein of 35M."""
-PROCESS_TIMES = 2
-"""Whole processes embed this many times as many proteins, so that start-up counts less."""
 SEARCH_PROTEINS, WARM_UP_PROTEINS = 16, 6
 
 
@@ -71,7 +69,8 @@ def _inputs(size: str, setting: Setting, proteins: list[str]) -> dict[str, Any]:
     """Return a folder of weights, FASTA files, the precision and the peer's tuning, on disk as its users have them."""
     folder = setting.folder / SIZES[size]
     number = 8 if setting.quick else PROTEINS[setting.device][size]
-    counts = {"many": PROCESS_TIMES * number, "whole": number, "short": WARM_UP_PROTEINS, "one": 1}
+    # Whole processes embed twice as many proteins, so that start-up counts less.
+    counts = {"many": 2 * number, "whole": number, "short": WARM_UP_PROTEINS, "one": 1}
     model = save_weights(random_network(SIZES[size]), folder)
     files = {
         name: str(write_fasta(folder / f"{name}.fasta", spread_by_length(proteins, count)))
@@ -88,13 +87,14 @@ def _process_rows(size: str, setting: Setting, many: str, one: str, **inputs: An
     """Compare whole processes, from the start of Python to the end of the process: many proteins, and one."""
     for case, fasta in (("whole process", many), ("whole process, one protein", one)):
         target = f"{fasta}-{{}}"
+        script = {key: inputs[key] for key in ("model", "device", "tuned")}
         options = {"models": inputs["model"], "input": fasta, "output": target.format("ours"), "device": setting.device}
-        argv = ["embed", "run", "--overwrite"]
-        argv += [word for key, value in options.items() for word in (f"--embed.{key}", value)]
-        script = {"model": inputs["model"], "device": setting.device, "tuned": inputs["tuned"], "fasta": fasta}
+        argv = [word for key, value in options.items() for word in (f"--embed.{key}", value)]
         runs = {
-            OURS: partial(_seconds, "esmeray.tools.__main__:main", argv=argv),
-            TUNED: partial(_seconds, f"{embed_file.__module__}:embed_file", target=target.format("theirs"), **script),
+            OURS: partial(_seconds, "esmeray.tools.__main__:main", argv=["embed", "run", "--overwrite", *argv]),
+            TUNED: partial(
+                _seconds, f"{embed_file.__module__}:embed_file", fasta=fasta, target=target.format("theirs"), **script
+            ),
         }
         floors = {TUNED: PROCESS_FLOORS[size]} if fasta == many else {}
         yield from compare(setting, f"{case}, ESM-2 {size}", "s", runs, floors, "lower")
