@@ -121,9 +121,7 @@ def structure_batch(structure: Structure, sequences: Sequence[str], label: int =
 
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
     """(T, 20) logits of the amino acids, independent of the backbone's vocabulary."""
-    ids = AMINO_ACID_IDS.to(logits_TK.device)
-    backbone_ids = model.backbone.residue_ids
-    return logits_TK[:, ids if backbone_ids is None else backbone_ids[ids]]
+    return logits_TK[:, model.amino_acid_ids]
 
 
 def _inside(rows: Tensor, copies: int) -> Tensor:

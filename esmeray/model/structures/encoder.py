@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
 from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.geometry import (
@@ -64,14 +65,14 @@ class TrainedEncoder(nn.Module):
     """Features of structures by trained weights of ProteinMPNN, fine-tuned or ``frozen``.
 
     The features are the states of its decoder before any residue has a letter. They predict residues better than the
-    states of its encoder; see docs/structdiff.md.
+    states of its encoder; see docs/structdiff.md. ProteinMPNN's own output layer is an offset of the logits, so that
+    training starts from its predictions.
     """
 
     def __init__(self, network: ProteinMPNN, *, frozen: bool) -> None:
         super().__init__()
         self.network = network.requires_grad_(not frozen)
-        for unused in (network.W_s, network.W_out):
-            unused.requires_grad_(False)
+        network.W_s.requires_grad_(False)  # not used, since no residue has a letter
         self.unknown = nn.Parameter(torch.zeros(CHANNELS))  # as in StructureEncoder
 
     def forward(self, batch: PackedBatch) -> Tensor:
@@ -79,6 +80,10 @@ class TrainedEncoder(nn.Module):
         states_TH = self.network.states(self.network.graph(batch))
         known_T = self.network.known(batch.by_token[COORDINATES])
         return torch.where(known_T[:, None], states_TH, self.unknown)
+
+    def letters(self, features_TH: Tensor) -> Tensor:
+        """Return (T, 20) logits of the amino acids from features."""
+        return self.network.W_out(features_TH)[:, : len(AMINO_ACIDS)]
 
 
 class _Layer(nn.Module):

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from esmeray.common.errors import expanded
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import drawn, residue_masked_lm
@@ -75,9 +77,19 @@ class SequenceDiffusion(MaskedLM):
             else TrainedEncoder(network, frozen=section.encoder.frozen)
         )
         self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # row 0: no label, or label dropped in training
+        if network is not None:  # so that training starts from the predictions of ProteinMPNN
+            nn.init.zeros_(self.label_embedding.weight)
         self.adapter = _Adapter(
             backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
         )
+
+    @property
+    def amino_acid_ids(self) -> Tensor:
+        """(20,) ids of the amino acids in the backbone's vocabulary."""
+        ids = torch.tensor(
+            [VOCABULARY.index(letter) for letter in AMINO_ACIDS], device=self.label_embedding.weight.device
+        )
+        return ids if self.backbone.residue_ids is None else self.backbone.residue_ids[ids]
 
     @classmethod
     def build(
@@ -168,7 +180,12 @@ class SequenceDiffusion(MaskedLM):
         adapted_TD = self.adapter(features_TD, conditions_TH, batch)
         if positions_M is not None:
             adapted_TD = adapted_TD.index_select(0, positions_M)
-        return self.lm_head(adapted_TD).float()
+            conditions_TH = conditions_TH.index_select(0, positions_M)
+        logits_TK = self.lm_head(adapted_TD).float()
+        if isinstance(self.structure_encoder, TrainedEncoder):
+            letters_T20 = self.structure_encoder.letters(conditions_TH).float()
+            logits_TK = logits_TK.index_add(1, self.amino_acid_ids, letters_T20)
+        return logits_TK
 
 
 def open_diffusion(folder: str | Path) -> SequenceDiffusion:
