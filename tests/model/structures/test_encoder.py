@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from esmeray.dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES
 from esmeray.dataset.structures.sample import _built
 from esmeray.dataset.structures.store import Structure
 from esmeray.inference.design.sampling import structure_batch
@@ -22,10 +22,6 @@ def encoder(neighbours: int = 12) -> StructureEncoder:
     return StructureEncoder(section).eval()
 
 
-def packed(*structures: Structure) -> PackedBatch:
-    return structure_batch(structures)
-
-
 def moved(coordinates: torch.Tensor, seed: int) -> torch.Tensor:
     draw = torch.Generator().manual_seed(seed)
     rotation, _ = torch.linalg.qr(torch.randn(3, 3, generator=draw))
@@ -35,7 +31,7 @@ def moved(coordinates: torch.Tensor, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rotation_and_translation_change_nothing_and_reflection_does(seed: int):
-    batch, model = packed(*FOLDS), encoder()
+    batch, model = structure_batch(FOLDS), encoder()
     with torch.no_grad():
         still = model(batch)
         moved_features = model(batch.adding({COORDINATES: moved(batch.by_token[COORDINATES], seed)}))
@@ -49,13 +45,13 @@ def test_rotation_and_translation_change_nothing_and_reflection_does(seed: int):
 def test_packed_structures_give_the_same_features_as_alone(neighbours: int):
     model = encoder(neighbours)
     with torch.no_grad():
-        together = model(packed(*FOLDS))
-        alone = torch.cat([model(packed(fold)) for fold in FOLDS])
+        together = model(structure_batch(FOLDS))
+        alone = torch.cat([model(structure_batch([fold])) for fold in FOLDS])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=float(1e-5 * alone.abs().max()))
 
 
 def test_neighbours_are_the_nearest_residues_with_coordinates(monkeypatch: pytest.MonkeyPatch):
-    batch = packed(*FOLDS)
+    batch = structure_batch(FOLDS)
     coordinates = batch.by_token[COORDINATES].clone()
     coordinates[7] = torch.nan
     batch = batch.adding({COORDINATES: coordinates})
@@ -78,7 +74,7 @@ def test_torsions_are_those_that_the_fold_was_built_with():
     phi, psi = (np.radians(random.uniform(-180, 180, (1, 30))) for _ in range(2))
     atoms = torch.from_numpy(_built(phi, psi)[0]).float()
     blank = np.zeros(30, np.int8)
-    batch = packed(Structure("x", "A" * 30, atoms.numpy(), blank, blank, ("A",)))
+    batch = structure_batch([Structure("x", "A" * 30, atoms.numpy(), blank, blank, ("A",))])
     known = known_residues(batch.by_token[COORDINATES])
     filled = torch.where(known[:, None, None], batch.by_token[COORDINATES], 0.0)
     rows = residue_features(filled, known, batch.by_token[CHAINS], batch)[1:-1]
@@ -89,7 +85,7 @@ def test_torsions_are_those_that_the_fold_was_built_with():
 
 
 def test_residues_without_coordinates_get_the_learned_vector():
-    batch, model = packed(*FOLDS), encoder()
+    batch, model = structure_batch(FOLDS), encoder()
     coordinates = batch.by_token[COORDINATES].clone()
     coordinates[5:9] = torch.nan
     out = model(batch.adding({COORDINATES: coordinates}))
