@@ -23,23 +23,23 @@ from typing import Annotated
 
 from pydantic import Field
 
-from esmeray.inference.layers.calls import MADE_BY, LayersSection, choose_layer
-from esmeray.tools.grammar import OutputWriter, command
+from esmeray.inference.embedding.section import LayersSection
+from esmeray.tools.grammar import Overwrite, command
 from esmeray.train_config.section import Overrides
 
 
-@command("embed layers", __doc__, made_by=MADE_BY)
+@command("embed layers", __doc__)
 def main(
     model: Annotated[Path, Field(description="Model: folder, URI, hub name or run.")],
     layers: LayersSection,
-    writer: OutputWriter,
     overrides: Overrides,
+    overwrite: Overwrite = False,
 ) -> None:
+    from esmeray.inference.layers import choose_layer  # imported here: it loads torch
+
     report = layers.report or Path(f"layers-{Path(layers.input[0]).name.split('.')[0]}")
     config = {".".join(key): value for key, value in overrides.items()}
-    choice = choose_layer(model, **{**dict(layers), "report": report}, overwrite=writer.overwrite, config=config)
-    print("\n".join(choice.notes))
-    print(choice.table.to_string(index=False, float_format="{:.3f}".format))
-    value, low, high = choice.score
-    print(f"layer {choice.layer} is chosen; {choice.metric} of the choice: {value:.3f} ({low:.3f}-{high:.3f})")
+    choice = choose_layer(model, **{**dict(layers), "report": report}, overwrite=overwrite, config=config)
+    print(*choice.table.attrs["notes"], choice.table.to_string(float_format="{:.3f}".format), sep="\n")
+    print(f"layer {choice.layer} is chosen; the last row is the score of the choice on other records")
     print(f"written: {report}/layers.csv and layers.png" + f", {layers.output}" * (layers.output is not None))
