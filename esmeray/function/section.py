@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from esmeray.dataset.section import GafDate
 from esmeray.train_config.natures import PATH, PATH_OR_NAME
-from esmeray.train_config.section import PositiveInt, Section
+from esmeray.train_config.section import Coverage, PositiveInt, Section
 
 COMPOSITION = "composition"
 MAX_TERMS = 1500
@@ -50,9 +50,14 @@ class PredictTermsSection(Section):
     """Maximum number of terms per protein, over all aspects. Default: 500; with cafa6, 1,500."""
     part: Literal["ranker", "blend", "naive", "homology", "neighbours", "network"] = "ranker"
     """Scores to write: of the ranker, of the blend, or of a single part."""
+    coverage: Coverage | None = None
+    """Write conformal sets in place of the highest scores. A set contains on average this share of the terms of a
+    protein in each aspect."""
 
     @model_validator(mode="after")
     def _takes_the_terms(self) -> "PredictTermsSection":
+        if self.coverage is not None and (self.format == "cafa6" or self.part != "ranker"):
+            raise ValueError("coverage: sets are of the ranker, in the format cafa: remove part and format")
         if self.format == "cafa6" and self.most_terms > MAX_TERMS:
             raise ValueError(f"terms: cafa6 allows at most {MAX_TERMS:,} per protein: lower it")
         return self

@@ -17,6 +17,7 @@ from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.sequence_list import clean_list
+from esmeray.inference.calibration import CALIBRATION_FILE, Calibration, thresholds_of
 from esmeray.inference.models.model import Model, TokenizedTexts, limited, run
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.models.source import exported_by, limit_of
@@ -39,6 +40,8 @@ class Predictions:
         lengths: (N,) int64, rows per text for per_residue; otherwise None.
         cropped: (N,) int64, tokens per text beyond the pipeline's limit, which were left out.
         crop: part of a longer text that is kept.
+        thresholds: (1,) maximum of 1 - probability in a conformal set, or (C,) half the width of the intervals of
+            numbers; None without a coverage.
     """
 
     label_space: LabelSpace
@@ -46,6 +49,7 @@ class Predictions:
     lengths: NDArray[np.int64] | None
     cropped: NDArray[np.int64]
     crop: FixedCrop = "start"
+    thresholds: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return self.cropped.size
@@ -71,6 +75,12 @@ class Predictions:
         # One letter each (U1), so that the number of letters equals the number of residues.
         letters = np.array([names[index] for index in likeliest], dtype="<U1")
         return ["".join(text) for text in self.of_whole_texts(letters, UNSEEN_RESIDUE)]
+
+    def sets(self) -> list[list[str]]:
+        """Return the names in the conformal set of each text, or of each residue of all texts that was not cropped."""
+        assert self.thresholds is not None, "only with a coverage"
+        contained_RC = 1 - self.probabilities <= self.thresholds
+        return [list(compress(self.label_space.names, row)) for row in contained_RC.tolist()]
 
     def kept_residues(self) -> NDArray[np.bool_] | None:
         """(residues of the whole texts,) true for residues with a prediction; None if predictions are per text."""
@@ -98,6 +108,8 @@ class ClassifierPipeline:
         model: model with a classifier head.
         tokens: token budget of a batch, special tokens included; a longer text has its own batch.
         max_length, crop: maximum tokens of a text, without special tokens, and the part of a longer text to keep.
+        calibration: calibrates the probabilities; None for the model's own.
+        thresholds: thresholds of the predictions' sets; None for no sets.
     """
 
     model: Model
@@ -105,6 +117,8 @@ class ClassifierPipeline:
     tokens: int = DEFAULT_TOKENS
     max_length: int | None = None
     crop: FixedCrop = "start"
+    calibration: Calibration | None = None
+    thresholds: NDArray[np.float64] | None = None
 
     @classmethod
     def load(
@@ -117,11 +131,15 @@ class ClassifierPipeline:
         tokens: int = DEFAULT_TOKENS,
         stream: Stream = "auto",
         weights: Weights = "stored",
+        calibrated: bool = True,
+        coverage: float | None = None,
     ) -> "ClassifierPipeline":
         """Load a classifier from an export, or from a run that exported one at its end.
 
-        Length limit and crop come from ``data``, by default from the folder's settings. Raises ConfigError if there is
-        no classifier or no such device, DataError if its files are damaged.
+        Length limit and crop come from ``data``, by default from the folder's settings. Probabilities are calibrated if
+        the folder has a calibration and ``calibrated`` is true. With a ``coverage``, predictions have conformal sets.
+        Raises ConfigError if there is no classifier, no such device or no calibration for the coverage, DataError if
+        its files are damaged.
 
         >>> classifier = esmeray.ClassifierPipeline.load("classifier", device="cpu")
         >>> classifier.predict(["MKTAYIAKQR", "MSILVTRPSP"]).probabilities.shape  # (N, classes)
@@ -129,12 +147,21 @@ class ClassifierPipeline:
         """
         tokens = ComputeSection.of(tokens=tokens).tokens or DEFAULT_TOKENS
         # With its own length limit a tool can use more of a text than training did; by default both are the same.
-        model = open_model(exported_by("classifier", source), precision, device, stream=stream, weights=weights)
+        folder = exported_by("classifier", source)
+        model = open_model(folder, precision, device, stream=stream, weights=weights)
+        calibration = Calibration.load(folder / CALIBRATION_FILE, model.facts.fingerprint) if calibrated else None
         limit = model.limit
         if data is not None:
             check_length(data, model.backbone.longest, model.facts.special_tokens, 0)
             limit = limited(limit_of(data), model.facts.longest)
-        return cls(model, tokens=tokens, max_length=limit.max_length, crop=limit.crop)
+        return cls(
+            model,
+            tokens=tokens,
+            max_length=limit.max_length,
+            crop=limit.crop,
+            calibration=calibration,
+            thresholds=None if coverage is None else thresholds_of(calibration, coverage),
+        )
 
     @property
     def classifier(self) -> Classifier:
@@ -180,8 +207,9 @@ class ClassifierPipeline:
             progress(done, len(texts))
         return Predictions(
             self.label_space,
-            result,
+            result if self.calibration is None else self.calibration.probabilities(result),
             lengths=tokenized.lengths if self.classifier.per_residue else None,
             cropped=tokenized.cropped,
             crop=self.crop,
+            thresholds=self.thresholds,
         )

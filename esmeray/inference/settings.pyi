@@ -42,6 +42,7 @@ class ChooseLayerSettings(TypedDict, total=False):
 class ClassifySettings(TypedDict, total=False):
     """Settings of :func:`esmeray.classify`."""
 
+    coverage: float | None
     device: str | None
     precision: Literal["fp32", "bf16", "fp16"]
     tokens: int
@@ -74,6 +75,7 @@ class EvaluateSettings(TypedDict, total=False):
     tokens: int
     output: str | Path | None
     part: Literal["all", "training", "validation", "test"] | None
+    calibrate: bool
     baselines: bool
 
 class FitMutantsSettings(TypedDict, total=False):
@@ -103,6 +105,7 @@ class PredictFunctionsSettings(TypedDict, total=False):
     format: Literal["cafa", "cafa6"]
     terms: int | None
     part: Literal["ranker", "blend", "naive", "homology", "neighbours", "network"]
+    coverage: float | None
 
 class ProposeSettings(TypedDict, total=False):
     """Settings of :func:`esmeray.propose`."""

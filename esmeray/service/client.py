@@ -141,9 +141,16 @@ class Client:
         # Sequences differ in length, so outputs per residue stay a list.
         return np.stack(arrays) if arrays and arrays[0].ndim == 1 else arrays
 
-    def classify(self, sequences: Iterable[GivenSequence]) -> Iterator[dict[str, Any]]:
-        """Yield id, label, probabilities and the labels of the probabilities, in order; see ``/v1/classify``."""
-        contents = map(httpx.Response.json, self._answers(_requests(sequences), "/v1/classify", {}, "application/json"))
+    def classify(
+        self, sequences: Iterable[GivenSequence], *, coverage: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield id, label, probabilities and the labels of the probabilities, in order; see ``/v1/classify``.
+
+        With a ``coverage``, the conformal set or the ends of the interval are added.
+        """
+        fields = {} if coverage is None else {"coverage": coverage}
+        answers = self._answers(_requests(sequences), "/v1/classify", fields, "application/json")
+        contents = map(httpx.Response.json, answers)
         return ({**row, "labels": content["labels"]} for content in contents for row in content["data"])
 
     def search(

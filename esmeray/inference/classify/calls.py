@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from esmeray.common.errors import DataError
+from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.publishing import made_folder, refuse_existing
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.section import Part
@@ -28,6 +28,7 @@ from esmeray.inference.models.source import config_of, exported_classifier
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
     ComputeSection,
+    Coverage,
     Overrides,
     PositiveInt,
     Precision,
@@ -63,6 +64,9 @@ class ClassifySection(ClassifierRunSection):
 
     input: str
     """File, folder or quoted glob, or a URI."""
+    coverage: Coverage | None = None
+    """Add conformal sets, or intervals of numbers, that contain on average this share of a record's true labels. Needs
+    a calibrated model."""
 
 
 class ClassifyEvaluateSection(ClassifierRunSection):
@@ -75,6 +79,8 @@ class ClassifyEvaluateSection(ClassifierRunSection):
     part: Part | None = None
     """Records of the input by the split column of the run's settings, all by default; or of the run's own by its split,
     those held out for validation by default."""
+    calibrate: bool = False
+    """Calibrate the model with these records and save the calibration in its export. Never use test records."""
     baselines: bool = False
     """Fit simple baselines on what the run was trained on and show their metrics as baselines."""
 
@@ -105,7 +111,7 @@ def opened_classification(model: str | Path, section: ClassifySection, overrides
         raise DataError("no records left after data.ingest and data.labels were applied")
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    pipeline = ClassifierPipeline.load(folder, data=config.data, **section.options())
+    pipeline = ClassifierPipeline.load(folder, data=config.data, coverage=section.coverage, **section.options())
     return Classification(pipeline, stream, chain(first, chunks), config.data.labels.separator)
 
 
@@ -122,10 +128,11 @@ def classify(
         model: folder of a run, or of an export of one.
         input: FASTA file or table, folder or glob, or a URI. For a list of sequences see ``ClassifierPipeline``.
         config: settings that override the run's, by the names of docs/config.md, such as ``data.labels.id_column``.
-        settings: others of the command: ``device``, ``precision`` and ``tokens``.
+        settings: others of the command: ``coverage``, ``device``, ``precision`` and ``tokens``.
 
     Returns a row for each record: ``id``, ``label`` and ``probability_NAME`` of each class, an array for labels of
-    residues; for regression ``predicted_NAME`` in place of these. Raises EsmerayError for what the command refuses.
+    residues; for regression ``predicted_NAME`` in place of these. With a coverage, ``set`` and ``set_size``, or for
+    regression ``lower_NAME`` and ``upper_NAME``. Raises EsmerayError for what the command refuses.
 
     >>> table = esmeray.classify("classifier", "proteins.fasta", device="cpu")
     >>> table["id"].tolist(), [*table.columns][:2]
@@ -188,7 +195,7 @@ def evaluate(
         overwrite: replace an output that an evaluation made.
         config: settings that override the run's, by the names of docs/config.md, such as ``data.labels.label_columns``.
         settings: others of the command: ``output``, a folder for the report (by default nothing is written), ``part``,
-            ``baselines``, ``device`` ...
+            ``calibrate``, ``baselines``, ``device`` ...
 
     Raises EsmerayError for what the command refuses.
 
@@ -204,6 +211,10 @@ def evaluate(
     # Options on the command line are for the file: records of the run are found by the settings that it had.
     recorded, own = config_of(folder), config_of(folder, overrides)
     part = section.own_part()
+    if section.calibrate and part not in ("validation", "validation" if section.input is None else "all"):
+        raise ConfigError(
+            f"--evaluate.calibrate: not with {part} records; leave --evaluate.part out to use the validation records"
+        )
     if section.output is not None:
         refuse_existing(section.output, EVALUATED_BY, overwrite)
     trained_N = identities_N = None  # as long as they are not known
@@ -215,6 +226,11 @@ def evaluate(
     if section.input is not None and trained is not None:
         hashes_N = hashes_of([text.encode() for text in texts.texts])
         trained_N = np.isin(hashes_N, trained.store.sequence_hashes[trained.training])
+        if section.calibrate and trained_N.any():
+            raise DataError(
+                f"{section.input}: {trained_N.sum():,} of its records were in the model's training data; calibrate "
+                "with other records"
+            )
     training = None
     if section.baselines:
         known = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, "training")
@@ -222,14 +238,26 @@ def evaluate(
         training = without_texts(known, set(texts.texts))
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
-    pipeline = ClassifierPipeline.load(folder, data=own.data, **section.options())
+    pipeline = ClassifierPipeline.load(folder, data=own.data, calibrated=False, **section.options())
+    from esmeray.inference.calibration import CALIBRATION_FILE, Calibration, fit  # here: it loads scipy.optimize
     from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
 
     scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)
+    fingerprint = pipeline.model.facts.fingerprint
+    if section.calibrate:
+        fit(space.kind, scored.probabilities, scored.targets, scored.records, fingerprint).save_with(folder)
+    calibration = Calibration.load(folder / CALIBRATION_FILE, fingerprint)
     # The run's own training records have identity 1.
     if trained is not None and not trained.store.is_text and (section.input or part in ("validation", "test")):
         identities_N = sampled_identities(texts.texts, trained, own.run.seed)
-    content = evaluation_of(scored, baselines, trained_N=trained_N, seed=own.run.seed, identities_N=identities_N)
+    content = evaluation_of(
+        scored,
+        baselines,
+        trained_N=trained_N,
+        seed=own.run.seed,
+        identities_N=identities_N,
+        calibration=calibration,
+    )
     best_metric = own.model.classifier.best_metric
     best_of = None if best_metric == "auto" else best_metric
     training_known = section.input is None or trained_N is not None
@@ -244,5 +272,7 @@ def evaluate(
             "precision": pipeline.model.facts.precision,
         }
         with made_folder(section.output.absolute(), EVALUATED_BY, overwrite) as building:
-            write_report(building, scored, content, best_of=best_of, counts=counts, facts=facts)
+            write_report(
+                building, scored, content, best_of=best_of, counts=counts, facts=facts, calibration=calibration
+            )
     return ClassifierEvaluation(len(texts.ids), content, counts, best_of, training_known)

@@ -89,25 +89,28 @@ def draw_roc_pr(path: Path | str, probabilities_NC: NDArray, targets: NDArray, n
             legend(axes, over_curves=True)
 
 
-def draw_reliability(path: Path | str, probabilities_NC: NDArray, targets: NDArray) -> None:
+def draw_reliability(
+    path: Path | str, probabilities_NC: NDArray, targets: NDArray, calibrated_NC: NDArray | None = None
+) -> None:
     """Draw the observed accuracy against the confidence (Guo et al. 2017).
 
     Targets are as in :func:`draw_roc_pr`. For (N,) classes the likeliest class counts, for (N, C) each label counts.
     """
-    if targets.ndim == 1:
-        known = targets != IGNORED_TARGET
-        confidences = probabilities_NC[known].max(axis=1)
-        outcomes = probabilities_NC[known].argmax(axis=1) == targets[known]
-    else:
-        known = np.isfinite(targets)
-        confidences, outcomes = probabilities_NC[known], targets[known]
+    curves = {"observed": (probabilities_NC, BLUE)}
+    if calibrated_NC is not None:
+        curves = {"model": (probabilities_NC, BLUE), "calibrated": (calibrated_NC, ORANGE)}
+    known = targets != IGNORED_TARGET if targets.ndim == 1 else np.isfinite(targets)
     with picture(path, 6.4, 5.4, "Calibration") as figure:
         axes = figure.subplots()
-        if len(confidences):  # scikit-learn rejects empty input
-            # The metric's bins, so that the plot agrees with the reported calibration error.
-            CalibrationDisplay.from_predictions(
-                outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=axes, name="observed", color=BLUE
-            )
+        for name, (predicted_NC, colour) in curves.items():
+            confidences, outcomes = predicted_NC[known], targets[known]
+            if targets.ndim == 1:
+                confidences, outcomes = confidences.max(axis=1), confidences.argmax(axis=1) == outcomes
+            if len(confidences):  # scikit-learn rejects empty input
+                # The metric's bins, so that the plot agrees with the reported calibration error.
+                CalibrationDisplay.from_predictions(
+                    outcomes, confidences, n_bins=CALIBRATION_BINS, pos_label=True, ax=axes, name=name, color=colour
+                )
         axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="fraction correct")
         legend(axes)
         style(axes)

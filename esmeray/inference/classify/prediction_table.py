@@ -5,9 +5,12 @@ Columns:
 - ``id``
 - ``label``: the prediction in words: names of a multilabel target joined by the separator, or a letter per residue
 - ``probability_NAME`` per class; regression has ``predicted_NAME`` instead, and no label
+- with a coverage, ``set``: names in the conformal set, and ``set_size``, their number; regression has ``lower_NAME``
+  and ``upper_NAME``
 
 For per-residue labels a probability is a list in Parquet and numbers separated by blanks in text, NaN for a cropped
-residue. Parquet holds fp32, text six digits.
+residue. A set is the letters of each residue, separated by blanks, and its size a list. Parquet holds fp32, text six
+digits.
 
 Shape legend: N texts, C classes or numbers.
 """
@@ -23,10 +26,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from esmeray.common.progress import record_bar
 from esmeray.dataset.labels.label_space import LabelSpace
-from esmeray.inference.classifier import ClassifierPipeline, Predictions
+from esmeray.inference.classifier import UNSEEN_RESIDUE, ClassifierPipeline, Predictions
 from esmeray.inference.classify.labelled import TextPart
 
 Writer = Callable[[Sequence[str], Predictions], None]
@@ -34,12 +38,14 @@ Writer = Callable[[Sequence[str], Predictions], None]
 
 
 @contextmanager
-def writing_predictions(path: Path, final_name: str, space: LabelSpace, separator: str) -> Iterator[Writer]:
+def writing_predictions(
+    path: Path, final_name: str, space: LabelSpace, separator: str, *, with_sets: bool = False
+) -> Iterator[Writer]:
     """Open a file for predictions in this label space. The suffix of ``final_name`` chooses the format.
 
-    ``separator`` joins the names of a multilabel target.
+    ``separator`` joins the names of a multilabel target, or of a set.
     """
-    schema = _schema(space)
+    schema = _schema(space, with_sets)
     if final_name.endswith(".parquet"):  # by the final name: the file that is written has a temporary one
         with pq.ParquetWriter(path, schema) as file:
 
@@ -86,25 +92,48 @@ def predict_all(
 
 def prediction_frame(ids: Sequence[str], predictions: Predictions, separator: str) -> pd.DataFrame:
     """The rows of these ids, with the columns of a file."""
-    names = _schema(predictions.label_space).names
+    names = _schema(predictions.label_space, predictions.thresholds is not None).names
     return pd.DataFrame(dict(zip(names, _columns(ids, predictions, separator), strict=True)))
 
 
-def _schema(space: LabelSpace) -> pa.Schema:
+def _schema(space: LabelSpace, with_sets: bool) -> pa.Schema:
     numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
     words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
-    return pa.schema([(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names])
+    fields = [(name, pa.string()) for name in words] + [(f"{prefix}_{name}", numbers) for name in space.names]
+    if with_sets and space.kind == "regression":
+        fields += [(f"{end}_{name}", numbers) for end in ("lower", "upper") for name in space.names]
+    elif with_sets:
+        sizes = pa.list_(pa.int32()) if space.kind == "per_residue" else pa.int32()
+        fields += [("set", pa.string()), ("set_size", sizes)]
+    return pa.schema(fields)
 
 
 def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:
     """Columns of N values: strings, numbers, or arrays of residue values."""
-    words: list[Any] = [list(ids)]
+    columns: list[Any] = [list(ids)]
     if predictions.label_space.kind != "regression":
-        words.append(predictions.labels(separator))
+        columns.append(predictions.labels(separator))
     if predictions.lengths is None:
-        return words + list(predictions.probabilities.T)
-    texts = predictions.of_whole_texts(predictions.probabilities, np.nan)
-    return words + [[text[:, index] for text in texts] for index in range(predictions.label_space.num_outputs)]
+        columns += list(predictions.probabilities.T)
+    else:
+        texts = predictions.of_whole_texts(predictions.probabilities, np.nan)
+        columns += [[text[:, index] for text in texts] for index in range(predictions.label_space.num_outputs)]
+    if predictions.thresholds is not None:
+        columns += _set_columns(predictions, predictions.thresholds, separator)
+    return columns
+
+
+def _set_columns(predictions: Predictions, thresholds: NDArray[np.float64], separator: str) -> list[Any]:
+    if predictions.label_space.kind == "regression":
+        ends = (predictions.probabilities + sign * thresholds for sign in (-1, 1))
+        return [values_N for values_NC in ends for values_N in values_NC.T]
+    sets = predictions.sets()
+    sizes = np.array([*map(len, sets)], dtype=np.int32)
+    if predictions.lengths is None:
+        return [[*map(separator.join, sets)], sizes]
+    # A sign for empty sets, so that the number of words equals the number of residues.
+    letters = predictions.of_whole_texts(np.array(["".join(names) or "-" for names in sets]), UNSEEN_RESIDUE)
+    return [[*map(" ".join, letters)], predictions.of_whole_texts(sizes, 0)]
 
 
 def _words(column: Any) -> list[str]:

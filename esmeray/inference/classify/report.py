@@ -25,6 +25,7 @@ from esmeray.common.statistics import RESAMPLINGS, SHARE
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.targets import has_target
+from esmeray.inference.calibration import Calibration, set_metrics
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines
 from esmeray.inference.classify.labelled import LabelledTexts
@@ -74,6 +75,11 @@ class Scored:
         """(R,) record index of each residue, for per_residue; otherwise None."""
         return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
 
+    @property
+    def records(self) -> NDArray[np.int64]:
+        """Record index of each row."""
+        return np.arange(len(self.ids)) if self.groups is None else self.groups
+
 
 def scored_by(
     pipeline: ClassifierPipeline, tokenizer: TokenizerSection, texts: LabelledTexts, training: LabelledTexts | None
@@ -110,11 +116,14 @@ def evaluation_of(
     samples: int = RESAMPLINGS,
     seed: int = 0,
     identities_N: NDArray[np.float64] | None = None,
+    calibration: Calibration | None = None,
 ) -> dict[str, Any]:
     """Compute the contents of ``evaluation.json``, with bootstrap intervals; ``baselines`` are predictions by name.
 
     ``identities_N``: identity of each record with its nearest training protein, NaN if unknown. Metrics by identity
     are added.
+
+    ``calibration`` adds the calibration error that it leaves, and the coverage and size of conformal sets.
 
     ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
     DivergenceError if a prediction is NaN or infinite.
@@ -136,8 +145,14 @@ def evaluation_of(
             # make intervals too narrow.
             groups=None if groups is None else groups[rows],
         )
+        metrics = classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows)
+        if calibration is not None and predictions is scored.probabilities:
+            calibrated = calibration.probabilities(predictions[rows])
+            after = classification_metrics(kind, calibrated, targets[rows], weights_of_rows)
+            metrics |= {"ece_calibrated": after["ece"]} if "ece" in after else {}
+            metrics |= set_metrics(calibration, calibrated, targets[rows], scored.records[rows])
         return {
-            "metrics": classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows),
+            "metrics": metrics,
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
@@ -181,6 +196,7 @@ def write_report(
     best_of: str | None = None,
     counts: Mapping[str, int] | None = None,
     facts: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
 ) -> None:
     """Write tables, plots and metrics to an existing folder.
 
@@ -190,7 +206,7 @@ def write_report(
         facts: properties of the model, its checkpoint and the data, by name.
     """
     content = dict(evaluation, best_of=best_of, counts=dict(counts or {}), facts=dict(facts or {}))
-    _draw(folder, scored)  # first, because the report links the existing plots
+    _draw(folder, scored, calibration)  # first, because the report links the existing plots
     content["pictures"] = sorted(path.name for path in folder.glob("*.png"))
     (folder / "report.md").write_text(_report_text(content), encoding="utf-8")
     # NaN is not valid JSON; undefined metrics have been left out.
@@ -226,7 +242,7 @@ def metrics_lines(evaluation: Mapping[str, Any], best_of: str | None = None) -> 
 
 def _identity_lines(evaluation: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Markdown table of the metrics by identity with the training proteins, and a warning about near copies."""
-    by_identity = evaluation["by_identity"]
+    by_identity = evaluation.get("by_identity", {})  # fitted mutants have none
     if not by_identity:
         return []
     compared = sum(metrics["records"] for metrics in by_identity.values())
@@ -253,13 +269,14 @@ def _metric_table(columns: Mapping[str, Mapping[str, Any]], names: Iterable[str]
     return table_lines(["metric", *columns], rows)
 
 
-def _draw(folder: Path, scored: Scored) -> None:
+def _draw(folder: Path, scored: Scored, calibration: Calibration | None) -> None:
     probabilities, targets, names = scored.probabilities, scored.targets, scored.label_space.names
     if scored.label_space.kind == "regression":
         draw_predictions(folder / "predictions.png", probabilities, targets, names)
         return
     draw_roc_pr(folder / "ranking.png", probabilities, targets, names)
-    draw_reliability(folder / "reliability.png", probabilities, targets)
+    calibrated = None if calibration is None else calibration.probabilities(probabilities)
+    draw_reliability(folder / "reliability.png", probabilities, targets, calibrated)
     if scored.label_space.kind == "multilabel":
         return
     counts_CC = confusion_matrix(probabilities, targets)

@@ -65,7 +65,8 @@ def takes_vectors(terms: TermsSection) -> bool:
 def open_network(export: Path, terms: TermsSection) -> Network:
     """Open the network that a run exported. Raises DataError if it is damaged."""
     if terms.network == "backbone":
-        pipeline = ClassifierPipeline.load(export)
+        # Uncalibrated, as when the ranker was fitted.
+        pipeline = ClassifierPipeline.load(export, calibrated=False)
         return pipeline.label_space, lambda texts, _: pipeline.predict_clean(texts).probabilities
     model = load_vector_classifier(export)
 
@@ -158,14 +159,24 @@ class Parts:
     ) -> Candidates:
         """Proteins and terms for the ranker, from the results of :meth:`scores` and their blend."""
         aspect = self.data.aspects[name]
-        members = self._members(aspect)
-        near = (
-            csr_array((blend.shape[0], len(members)))
-            if queries.bits is None
-            # Normalized by length: about 2 bits per residue is the protein itself, whatever its length.
-            else csr_array(diags_array(1 / queries.lengths[rows]) @ queries.bits[rows][:, aspect.records[members]])
-        )
-        return candidates(scores, blend, near, aspect.terms[members], aspect.aspect, aspect.accretion)
+        near, terms = self._near(name, queries, rows), aspect.terms[self._members(aspect)]
+        return candidates(scores, blend, near, terms, aspect.aspect, aspect.accretion)
+
+    def similarity(self, name: str, queries: Queries, rows: Any = slice(None)) -> tuple[NDArray, NDArray]:
+        """(V,) frequency of the terms of an aspect, and (N,) bits per residue of the best hit, for sets."""
+        aspect = self.data.aspects[name]
+        terms = aspect.terms[self._members(aspect)]
+        frequency_V = np.bincount(terms.indices, minlength=terms.shape[1]) / terms.shape[0]
+        return frequency_V, self._near(name, queries, rows).max(axis=1).toarray().ravel()
+
+    def _near(self, name: str, queries: Queries, rows: Any) -> csr_array:
+        """(N, M) bits per residue of the hits among the annotated proteins of an aspect; empty without homology."""
+        records = self.data.aspects[name].records[self._members(self.data.aspects[name])]
+        lengths_N = queries.lengths[rows]
+        if queries.bits is None:
+            return csr_array((len(lengths_N), len(records)))
+        # Normalized by length: about 2 bits per residue is the protein itself, whatever its length.
+        return csr_array(diags_array(1 / lengths_N) @ queries.bits[rows][:, records])
 
     @cached_property
     def _network(self) -> Network | None:

@@ -4,6 +4,7 @@ The run's folder ``function`` is written completely or not at all. It holds:
 
 - the data (:mod:`esmeray.function.proteins`) and the vectors
 - ``ranker_ASPECT.npz``
+- ``sets_ASPECT.json``: thresholds of conformal sets
 - ``blend.json``: weights, and the metrics of each part, the blend and the ranker on the held-out proteins
 
 Blend and ranker are fitted on parts that know the training proteins only. Predictions then transfer from all proteins.
@@ -44,7 +45,9 @@ from esmeray.function.ranker import Ranker, fit_ranker, scored
 from esmeray.function.section import EvaluationSection, PredictTermsSection
 from esmeray.function.submission import check_submission
 from esmeray.function.vectors import Vectors, read_vectors
+from esmeray.inference.calibration import Calibration, thresholds_of
 from esmeray.inference.function.parts import Parts, takes_vectors
+from esmeray.inference.function.sets import fit_sets, in_sets
 from esmeray.inference.function.vectors import load_known, save_known, vectors_of
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.run_folder.paths import EXPORT, RunFolder
@@ -104,6 +107,8 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         ranker, crossed_K = fit_ranker(pairs, aspect.terms[rows])
         ranker.save(folder / f"ranker_{name}.npz")
         predicted = {**scores, "blend": summed, "ranker": scored(crossed_K, pairs, aspect.aspect)}
+        sets = fit_sets(predicted["ranker"], aspect.terms[rows], *parts.similarity(name, queries, queried))
+        sets.save(folder / f"sets_{name}.json")
         blend[name] = {"weights": weights, "proteins": len(rows), "validation": _values(data, name, rows, predicted)}
     return blend
 
@@ -162,7 +167,7 @@ def predict_functions(
         input: FASTA file, folder, glob or store; or a list of files.
         output: TSV file to write; by default nothing is written.
         overwrite: replace an output that a prediction made.
-        settings: others of the command: ``format``, ``terms`` and ``part``.
+        settings: others of the command: ``format``, ``terms``, ``part`` and ``coverage``.
 
     Returns a row for each protein and term: ``protein``, ``term`` and ``score``, the highest scores of a protein first.
     Raises EsmerayError for what the command refuses.
@@ -202,6 +207,9 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
                 f"{run}: was trained by a version without rankers; give --predict.part blend, or train again"
             )
         rankers = {name: Ranker.load(verified(path)) for name, path in files.items()}
+    if options.coverage is not None:
+        for name in weights:  # refused before anything is computed
+            thresholds_of(Calibration.load(run / FOLDER / f"sets_{name}.json"), options.coverage)
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         # The blend's checksum identifies the run, because the blend depends on all of its parts.
@@ -213,6 +221,7 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
                 "part": part,
                 "format": options.format,
                 "terms": options.most_terms,
+                **({} if options.coverage is None else {"coverage": options.coverage}),
             },
         )
         with journal(partial) as done:
@@ -263,10 +272,17 @@ def _predict(
                     summed = scored(rankers[name].probabilities(pairs.features), pairs, aspect)
                 # Propagated after rounding, so that a parent's score is never below its child's.
                 predicted[name] = propagate(_thousandths(summed), aspect)
+                if options.coverage is not None:
+                    sets = Calibration.load(run / FOLDER / f"sets_{name}.json")
+                    contained = in_sets(summed, *parts.similarity(name, queries), sets, options.coverage)
+                    # Terms without a score stay as explicit zeros.
+                    predicted[name] = csr_array(
+                        (predicted[name].toarray()[contained], np.nonzero(contained)), contained.shape
+                    )
                 if options.format == "cafa6":
                     predicted[name] = csr_array(predicted[name].multiply(aspect.levels > 0))
                     predicted[name].eliminate_zeros()
-            done.add(_lines(ids[start:stop], data, predicted, options.most_terms))
+            done.add(_lines(ids[start:stop], data, predicted, None if options.coverage else options.most_terms))
             bar(stop / len(store), stop)
 
 
@@ -277,8 +293,8 @@ def _thousandths(scores: csr_array) -> csr_array:
     return whole
 
 
-def _lines(ids: list[str], data: FunctionData, predicted: dict[str, csr_array], terms: int) -> Iterator[str]:
-    """Lines of the highest scores; on a tie the term nearer to the root comes first."""
+def _lines(ids: list[str], data: FunctionData, predicted: dict[str, csr_array], terms: int | None) -> Iterator[str]:
+    """Lines of the highest scores, of all if ``terms`` is None; on a tie the term nearer to the root comes first."""
     joined = csr_array(hstack(list(predicted.values()), format="csr"))
     joined.sort_indices()
     names = [term for name in predicted for term in data.aspects[name].aspect.terms]

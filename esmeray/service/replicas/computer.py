@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from esmeray.common.errors import ConfigError, expanded
+from esmeray.common.errors import expanded
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.esm import VOCABULARY
+from esmeray.inference.calibration import CALIBRATION_FILE, Calibration
 from esmeray.inference.models.kinds import prediction_of
 from esmeray.inference.models.masking import scored_positions, summed
 from esmeray.inference.models.model import TokenizedTexts, run
@@ -24,7 +25,7 @@ from esmeray.inference.models.outputs.latents import decoded
 from esmeray.inference.models.packing import Tokenized
 from esmeray.inference.models.source import find_model
 from esmeray.model.forward_loop import ForwardLoop, Indices, one_by_one
-from esmeray.service.contract import DECODED, EACH_MASKED, LIKELIHOOD, MASKED, About
+from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, LIKELIHOOD, MASKED, About
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
 from esmeray.train_config.section import DEFAULT_TOKENS, ComputeSection
@@ -46,7 +47,8 @@ class Computer:
     """Served model on a device. The constructor raises the errors of :func:`open_model`."""
 
     def __init__(self, served: ServedModel, device: str) -> None:
-        prediction = prediction_of(find_model(served.source, "models").task)
+        located = find_model(served.source, "models")
+        prediction = prediction_of(located.task)
         precision = served.precision or "fp32"
         tokens = served.tokens or DEFAULT_TOKENS
         if prediction is None:  # use the defaults of embed; classifiers have their own
@@ -60,13 +62,10 @@ class Computer:
             equal_bytes=served.equal_bytes,
             key="models",
         )
-        for head in model.heads.values():
-            refusal = getattr(head, "not_served", "")
-            if refusal:
-                raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
         outputs = model.outputs(None if prediction is None else [prediction])
         # Outputs per pair are only for jobs: the pairs of 50,000 residues would take 10 GB.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}
+        self._calibration = Calibration.load(located.folder / CALIBRATION_FILE, model.facts.fingerprint)
         self.about = self._about(served, tokens)
         self._cache: dict[str, FeatureStore] = {}
         if served.cache is not None:
@@ -130,6 +129,8 @@ class Computer:
 
     def _result(self, output: str, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return rows of residues (L, C) as they are, and the only row of a protein as a vector (C,)."""
+        if output == CLASSES and self._calibration is not None:
+            rows = self._calibration.probabilities(rows)
         return rows if self._outputs[output].per == "residue" else rows[0]
 
     def _decoded(self, items: Sequence[Item]) -> dict[int, NDArray[np.float32]]:
@@ -199,4 +200,5 @@ class Computer:
             random_weights=facts.random_weights,
             spaces=spaces,
             unknown=facts.unknown,
+            calibration=self._calibration,
         )

@@ -52,7 +52,9 @@ def main(model: ModelPath, predict: ClassifyPredictSection, writer: OutputWriter
     # Written chunk by chunk, so that predictions of a large file need not fit into memory.
     with (
         writer.file(target) as building,
-        writing_predictions(building, output.name, space, begun.separator) as write,
+        writing_predictions(
+            building, output.name, space, begun.separator, with_sets=predict.coverage is not None
+        ) as write,
     ):
         records, cropped, unknown = predict_all(begun.pipeline, begun.chunks, write)
     publish(output)  # uploads the local file if the output is a URI

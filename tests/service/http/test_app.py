@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.inference.calibration import Calibration
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.models.opening import open_model
 from esmeray.service.contract import Reply
@@ -28,7 +29,7 @@ from esmeray.service.http.answers import arrays_answer
 from esmeray.service.http.models import Call
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedModel
-from tests.classifiers import export_tiny
+from tests.classifiers import classifier_config, export_tiny
 from tests.model.support import random_sequences
 from tests.service.serving import PRECISION, LostError, Serving, npy, problem
 
@@ -344,6 +345,32 @@ def test_a_classifier_of_texts_takes_any_language_and_no_empty_one(serving: Serv
         assert {item["label"] for item in client.post("/", json=body).json()} == {"cytoplasm", "membrane", "nucleus"}
         long = client.post("/", json={**body, "inputs": "a cell divides " * 30})
         assert long.status_code == 422 and "more than 100; send a shorter one" in long.json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "regression", "per_residue"])
+def test_a_calibrated_classifier_answers_with_sets(serving: Serving, tmp_path: Path, kind: Any):
+    labels = {"label_columns": ["stability", "activity"]} if kind == "regression" else {}
+    folder = export_tiny(tmp_path / "model", classifier_config(kind, labels=labels))
+    thresholds = [[0.6] * 950] * (2 if kind == "regression" else 1)
+    fingerprint = ClassifierPipeline.load(folder, device="cpu").model.facts.fingerprint
+    Calibration(fingerprint=fingerprint, kind=kind, records=19, temperature=3.0, thresholds=thresholds).save_with(
+        folder
+    )
+    replica = ModelReplica(ServedModel(name="a", source=str(folder), **PRECISION).model_dump(), "cpu", "1")
+    with serving.client({"a": Call(replica.about, replica.run, replica.tokens)}) as client:
+        body = {"sequences": ["MKTAYIAKQR"], "coverage": 0.9}
+        (item,) = client.post("/v1/classify", json=body).json()["data"]
+        predicted = ClassifierPipeline.load(folder, device="cpu", coverage=0.9).predict(body["sequences"])
+        np.testing.assert_allclose(np.atleast_2d(item["probabilities"]), predicted.probabilities, atol=1e-6)
+        if kind == "regression":
+            np.testing.assert_allclose(item["upper"], np.array(item["probabilities"]) + 0.6, atol=1e-6)
+        else:
+            assert (item["set"] if kind == "per_residue" else [item["set"]]) == predicted.sets()
+        assert "at least 99 with a target" in problem(client.post("/v1/classify", json={**body, "coverage": 0.99}), 422)
+        assert "only application/json" in problem(
+            client.post("/v1/classify", json=body, headers={"Accept": ARROW}), 406
+        )
+        assert "set" not in client.post("/v1/classify", json={"sequences": ["MKT"]}).json()["data"][0]
 
 
 def test_health_comes_before_models_and_ready_after(serving: Serving):

@@ -94,6 +94,30 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     assert set(proteins) <= {protein for some in truth.values() for protein in some.proteins}
 
 
+def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path, command):
+    sample, output = trained / "function" / "sample", tmp_path / "sets.tsv"
+    command.done(*prediction_of(trained, sample / "test.fasta", output, "--predict.coverage", 0.8))
+    truth = read_annotations(sample / "test.tsv", read_ontology(trained / "function" / "terms.obo"))
+    pairs = {tuple(line.split("\t")[:2]) for line in output.read_text().splitlines()}
+    for name, aspect in truth.items():
+        terms = read_ontology(trained / "function" / "terms.obo").aspects[name].terms
+        rows, columns = aspect.terms.nonzero()
+        covered = [(aspect.proteins[row], terms[column]) in pairs for row, column in zip(rows, columns, strict=True)]
+        assert np.mean(np.bincount(rows, covered) / np.bincount(rows)) > 0.7, name
+    options = ("--predict.coverage", 0.8, "--overwrite")
+    command.refused(
+        2, "sets are of the ranker", *prediction_of(trained, output, output, *options, "--predict.part", "blend")
+    )
+    without = shutil.copytree(trained, tmp_path / "without")
+    for path in (without / "function").glob("sets_*.json"):
+        path.unlink()
+    command.refused(
+        2,
+        "or train a run of function prediction again",
+        *prediction_of(without, sample / "test.fasta", output, *options),
+    )
+
+
 def test_a_cafa_6_submission_is_the_predictions_without_roots(trained, tmp_path, command):
     ontology = read_ontology(trained / "function" / "terms.obo")
     source = trained / "function" / "sample" / "test.fasta"

@@ -4,6 +4,7 @@ Shape legend: N sequences, L residues per sequence, D channels, K classes or tok
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from scipy.special import softmax
 
+from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, MASK_TEXT
+from esmeray.inference.calibration import thresholds_of
 from esmeray.inference.models.kinds import output_names
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
@@ -33,6 +36,7 @@ from esmeray.service.http.routes.common import (
     reading,
     resolve_request,
 )
+from esmeray.train_config.section import Coverage
 
 router = APIRouter()
 MUTATIONS_AT_ONCE = 200
@@ -46,6 +50,15 @@ class EncodeBody(SequencesBody):
 
     output: str = Field(
         default="mean", pattern=f"^({_ENCODED})$", description="One vector per protein, or one row per residue."
+    )
+
+
+class ClassifyBody(SequencesBody):
+    """Sequences, and the coverage of their conformal sets."""
+
+    coverage: Coverage | None = Field(
+        default=None,
+        description="Share of the true labels that sets, or intervals of numbers, contain on average, e.g. 0.9.",
     )
 
 
@@ -121,16 +134,20 @@ async def decode(
     )
 
 
-@router.post("/v1/classify", name="classify", openapi_extra=documented(SequencesBody))
+@router.post("/v1/classify", name="classify", openapi_extra=documented(ClassifyBody))
 async def classify(
-    request: Request, service: Shared, kind: Accepted, body: Annotated[SequencesBody, Depends(reading(SequencesBody))]
+    request: Request, service: Shared, kind: Accepted, body: Annotated[ClassifyBody, Depends(reading(ClassifyBody))]
 ) -> Response:
     """Probabilities of a classifier's classes, or predicted numbers of a regression.
 
+    With a coverage, answers have the conformal set of each sequence (of each residue, for classes of residues), or the
+    ends of the intervals of numbers.
+
     Tables have a column per class, with its name; for classes of residues they have one column of lists.
     """
+    about = about_of(service, request, body.model, CLASSES)
+    thresholds = _thresholds(about, body.coverage, kind)  # refused before the request counts in the key's rate
     query = resolve_request(service, request, body.model, body.sequences, output=CLASSES, crop=True)
-    about = query.about
     shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
     cropped = _cropped(about, query.texts)
     content = {
@@ -138,7 +155,13 @@ async def classify(
         "kind": about.label_kind,
         "labels": about.labels,
         "data": (
-            {"id": name, "probabilities": values, "cropped": left_out, **_likeliest(about, values)}
+            {
+                "id": name,
+                "probabilities": values,
+                "cropped": left_out,
+                **_likeliest(about, values),
+                **_sets(about, values, thresholds),
+            }
             for name, values, left_out in zip(query.ids, shares, cropped, strict=True)
         ),
     }
@@ -256,6 +279,28 @@ def _cropped(about: About, texts: list[str]) -> list[int]:
     if about.longest is None or not about.one_token_per_residue:
         return [0] * len(texts)
     return [max(0, len(text) - about.longest) for text in texts]
+
+
+def _thresholds(about: About, coverage: float | None, kind: str) -> NDArray[np.float64] | None:
+    """Return the thresholds of conformal sets; None without a coverage. Raises RefusalError (406, 422)."""
+    if coverage is None:
+        return None
+    if kind:
+        raise RefusalError(406, "coverage: only application/json has sets; ask for it", param="coverage")
+    try:
+        return thresholds_of(about.calibration, coverage)
+    except ConfigError as error:
+        raise RefusalError(422, str(error), param="coverage") from None
+
+
+def _sets(about: About, values: NDArray[np.float32], thresholds: NDArray[np.float64] | None) -> dict[str, Any]:
+    """Return the conformal set of a sequence, or of each residue, or the ends of the intervals of numbers."""
+    if thresholds is None:
+        return {}
+    if about.label_kind == "regression":
+        return {"lower": values - thresholds, "upper": values + thresholds}
+    sets = [list(compress(about.labels, row)) for row in (1 - np.atleast_2d(values) <= thresholds).tolist()]
+    return {"set": sets if values.ndim == 2 else sets[0]}
 
 
 def _likeliest(about: About, values: NDArray[np.float32]) -> dict[str, Any]:
