@@ -8,7 +8,7 @@ Shape legend: N records, R rows (records, or sampled residues), L layers with th
 S resamplings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
@@ -102,14 +102,14 @@ def choose_layer(
             "or files, or by default by folds"
         )
     source = check_model(model, random_weights=False)
-    held_out = labels.validation_source
-    records = read_labelled(section.input, labels, TokenizerSection(), data.ingest, held_out_sources=held_out)
+    records = read_labelled(
+        section.input, labels, TokenizerSection(), data.ingest, held_out_sources=labels.validation_source
+    )
     opened = open_model(source, section.precision, section.device, heads=[])
     rows = rows_of(records, labels, opened, section.seed)
     with status_line("computing all layers") as status:
         vectors_LRD = layer_vectors(opened, records.texts, rows, opened.token_budget(section.tokens))
-        status("fitting probes")
-        choice = score_layers(vectors_LRD, rows, section.retrieval, section.seed)
+        choice = score_layers(vectors_LRD, rows, section.retrieval, section.seed, status)
     if section.report is not None:
         with made_folder(section.report.absolute(), MADE_BY, overwrite) as building:
             choice.table.to_csv(building / "layers.csv")
@@ -145,8 +145,8 @@ def rows_of(records: LabelledRecords, labels: LabelsSection, model: Model, seed:
     rows = rows[has_target(targets_R) & (rows["offset"] < (model.facts.longest or np.inf))]
     sampled = rows.sample(min(len(rows), SAMPLED_ROWS), random_state=seed).sort_index()
     used = f"{len(records):,} records, {len(sampled):,} of {len(rows):,} labels used: {space}"
-    unknown = filter(None, [model.facts.unknown.report(records.texts)])
-    sampled.attrs[NOTES] = [used, *records.counts.lines(), *unknown]
+    unknown = model.facts.unknown.report(records.texts)
+    sampled.attrs[NOTES] = [used, *records.counts.lines(), *filter(None, [unknown])]
     return sampled
 
 
@@ -164,15 +164,19 @@ def layer_vectors(model: Model, texts: Sequence[str], rows: pd.DataFrame, tokens
 
 
 def score_layers(
-    vectors_LRD: Sequence[NDArray[np.float32]], rows: pd.DataFrame, retrieval: bool, seed: int
+    vectors_LRD: Sequence[NDArray[np.float32]],
+    rows: pd.DataFrame,
+    retrieval: bool,
+    seed: int,
+    status: Callable[[str], None],
 ) -> LayerChoice:
     """Return the choice among the layers.
 
     ``retrieval``: predict the label of the nearest neighbour by cosine instead of fitting a probe. Raises DataError if
     there are too few groups for the folds, or no held-out rows.
     """
-    training = rows[rows["fold"] != 0]
-    if rows["fold"].max() < 0 or training["group"].nunique() < FOLDS * (FOLDS - 1):
+    # Training groups of the first fold; the others have as many.
+    if rows["fold"].max() < 0 or rows["group"][rows["fold"] != 0].nunique() < FOLDS * (FOLDS - 1):
         raise DataError(
             f"choosing a layer needs {FOLDS * FOLDS} distinct sequences or groups in training, and held-out records if "
             "data.labels.split defines them"
@@ -187,11 +191,13 @@ def score_layers(
     outer = PredefinedSplit(rows["fold"])
     inner_R = rows["group"].to_numpy() // FOLDS % FOLDS
     inner_KL = np.zeros((outer.get_n_splits(), len(vectors_LRD)))
+
     # The last row holds the predictions of the layers that the inner folds choose.
     predicted_LR = np.zeros((len(vectors_LRD) + 1, len(rows)), targets_R.dtype)
     for fold, (train, test) in enumerate(outer.split()):
         for layer, vectors_RD in enumerate(vectors_LRD):
-            search = GridSearchCV(probe, grid, scoring=_score_of_fitted, cv=PredefinedSplit(inner_R[train]))
+            status(f"fitting probes: fold {fold + 1} of {len(inner_KL)}, layer {layer} of {len(vectors_LRD) - 1}")
+            search = GridSearchCV(probe, grid, scoring=_score_of, cv=PredefinedSplit(inner_R[train]))
             search.fit(vectors_RD[train], targets_R[train])
             inner_KL[fold, layer] = search.best_score_
             predicted_LR[layer, test] = search.predict(vectors_RD[test])
@@ -201,7 +207,7 @@ def score_layers(
     # Whole records are drawn, because residues of a protein are not independent.
     records_R = pd.factorize(rows["record"].iloc[tested])[0]
     drawn_SN = resamplings(records_R.max() + 1, RESAMPLINGS, seed)
-    weights_SR = [np.ones(len(tested)), *(drawn_N[records_R] for drawn_N in drawn_SN)]
+    weights_SR = [np.ones(len(tested), int), *(drawn_N[records_R] for drawn_N in drawn_SN)]
     scores_LS = np.array([scores(predicted_R[tested], targets_R[tested], weights_SR) for predicted_R in predicted_LR])
     low_L, high_L = np.quantile(scores_LS[:, 1:], [(1 - SHARE) / 2, (1 + SHARE) / 2], axis=1)
     inner_L = inner_KL.mean(0)
@@ -211,7 +217,7 @@ def score_layers(
     return LayerChoice(1 + int(inner_L[1:].argmax()), table)
 
 
-def scores(predicted_R: NDArray, targets_R: NDArray, weights_SR: Sequence[NDArray[np.floating]]) -> list[float]:
+def scores(predicted_R: NDArray, targets_R: NDArray, weights_SR: Sequence[NDArray[np.int64]]) -> list[float]:
     """(S,) Spearman's coefficients of numbers, 0 if they are constant, or accuracies of classes, by weights of rows."""
     if targets_R.dtype.kind != "f":
         return [np.average(predicted_R == targets_R, weights=weights_R) for weights_R in weights_SR]
@@ -219,8 +225,8 @@ def scores(predicted_R: NDArray, targets_R: NDArray, weights_SR: Sequence[NDArra
     return [np.nan_to_num(correlation(weights_R)["spearman"]) for weights_R in weights_SR]
 
 
-def _score_of_fitted(probe: Any, vectors_RD: NDArray[np.float32], targets_R: NDArray) -> float:
-    return scores(probe.predict(vectors_RD), targets_R, [np.ones(len(targets_R))])[0]
+def _score_of(fitted: Any, vectors_RD: NDArray[np.float32], targets_R: NDArray) -> float:
+    return scores(fitted.predict(vectors_RD), targets_R, [np.ones(len(targets_R), int)])[0]
 
 
 def draw(path: Path, choice: LayerChoice, title: str) -> None:
