@@ -1,11 +1,11 @@
 """Choose the layer of a model whose vectors predict your labels best, and save the model cut at it.
 
 All layers are computed in one pass. A linear probe is fitted to each with nested folds: inner folds choose the penalty
-and the layer, outer folds score them on other records. The labels tell the task: numbers are regression (Spearman's
-coefficient), names classification, and a string as long as the sequence labels its residues (accuracy; at most 20,000
-residues are sampled). With --layers.retrieval true a layer is scored by the label of the nearest neighbour.
+and the layer, outer folds score them on other records. --data.labels.kind tells the task: multiclass or binary
+(accuracy), regression (Spearman's coefficient) or per_residue (accuracy). At most 20,000 labels are used. With
+--layers.retrieval true a layer is scored by the label of the nearest neighbour.
 
-Settings of --data.labels (see esmeray train --help) name the columns. No fold splits a group of
+Other settings of --data.labels (see esmeray train --help) name the columns. No fold splits a group of
 --data.labels.group_column, or equal sequences. --data.labels.split_column replaces the outer folds by its parts.
 
 Writes a folder with layers.csv and layers.png: the score of each layer with its 95 % bootstrap interval over records.
@@ -13,8 +13,8 @@ The cut model is a Hugging Face folder. On the CPU, its vectors equal the vector
 
 Examples:
   esmeray embed layers facebook/esm2_t12_35M_UR50D --layers.input proteins.csv --layers.output cut
-  esmeray embed layers runs/lm --layers.input measured.csv --data.labels.label_columns tm --data.labels.split column \
---data.labels.split_column split
+  esmeray embed layers runs/lm --layers.input measured.csv --data.labels.kind regression --data.labels.label_columns tm \
+--data.labels.split column --data.labels.split_column split
   esmeray embed layers Rostlab/prot_bert --layers.input families.tsv --layers.retrieval true
 """
 
