@@ -191,13 +191,17 @@ def score_layers(
     outer = PredefinedSplit(rows["fold"])
     inner_R = rows["group"].to_numpy() // FOLDS % FOLDS
     inner_KL = np.zeros((outer.get_n_splits(), len(vectors_LRD)))
-
     # The last row holds the predictions of the layers that the inner folds choose.
     predicted_LR = np.zeros((len(vectors_LRD) + 1, len(rows)), targets_R.dtype)
     for fold, (train, test) in enumerate(outer.split()):
         for layer, vectors_RD in enumerate(vectors_LRD):
             status(f"fitting probes: fold {fold + 1} of {len(inner_KL)}, layer {layer} of {len(vectors_LRD) - 1}")
-            search = GridSearchCV(probe, grid, scoring=_score_of, cv=PredefinedSplit(inner_R[train]))
+            search = GridSearchCV(
+                probe,
+                grid,
+                scoring=lambda fitted, tried_RD, known_R: scores(fitted.predict(tried_RD), known_R)[0],
+                cv=PredefinedSplit(inner_R[train]),
+            )
             search.fit(vectors_RD[train], targets_R[train])
             inner_KL[fold, layer] = search.best_score_
             predicted_LR[layer, test] = search.predict(vectors_RD[test])
@@ -206,9 +210,8 @@ def score_layers(
     tested = np.flatnonzero(rows["fold"] >= 0)
     # Whole records are drawn, because residues of a protein are not independent.
     records_R = pd.factorize(rows["record"].iloc[tested])[0]
-    drawn_SN = resamplings(records_R.max() + 1, RESAMPLINGS, seed)
-    weights_SR = [np.ones(len(tested), int), *(drawn_N[records_R] for drawn_N in drawn_SN)]
-    scores_LS = np.array([scores(predicted_R[tested], targets_R[tested], weights_SR) for predicted_R in predicted_LR])
+    drawn_SR = [drawn_N[records_R] for drawn_N in resamplings(records_R.max() + 1, RESAMPLINGS, seed)]
+    scores_LS = np.array([scores(predicted_R[tested], targets_R[tested], drawn_SR) for predicted_R in predicted_LR])
     low_L, high_L = np.quantile(scores_LS[:, 1:], [(1 - SHARE) / 2, (1 + SHARE) / 2], axis=1)
     inner_L = inner_KL.mean(0)
     columns = {metric: scores_LS[:, 0], "low": low_L, "high": high_L, "inner": [*inner_L, np.nan]}
@@ -217,16 +220,16 @@ def score_layers(
     return LayerChoice(1 + int(inner_L[1:].argmax()), table)
 
 
-def scores(predicted_R: NDArray, targets_R: NDArray, weights_SR: Sequence[NDArray[np.int64]]) -> list[float]:
-    """(S,) Spearman's coefficients of numbers, 0 if they are constant, or accuracies of classes, by weights of rows."""
+def scores(predicted_R: NDArray, targets_R: NDArray, drawn_SR: Sequence[NDArray[np.int64]] = ()) -> list[float]:
+    """Spearman's coefficient of numbers (0 if they are constant) or the accuracy of classes, and (S,) of resamplings.
+
+    ``drawn_SR``: how often each row is drawn.
+    """
+    weights_SR = [np.ones(len(targets_R), int), *drawn_SR]
     if targets_R.dtype.kind != "f":
         return [np.average(predicted_R == targets_R, weights=weights_R) for weights_R in weights_SR]
     correlation = Correlation(predicted_R, targets_R)
     return [np.nan_to_num(correlation(weights_R)["spearman"]) for weights_R in weights_SR]
-
-
-def _score_of(fitted: Any, vectors_RD: NDArray[np.float32], targets_R: NDArray) -> float:
-    return scores(fitted.predict(vectors_RD), targets_R, [np.ones(len(targets_R), int)])[0]
 
 
 def draw(path: Path, choice: LayerChoice, title: str) -> None:
@@ -247,5 +250,5 @@ def write_cut(source: ModelSource, layer: int, folder: Path) -> None:
     # In fp32 on the CPU, without fixed rows, a model has the weights of the file.
     whole = open_model(source, device="cpu", heads=[], equal_bytes=False, stream=False)
     save_first_layers(whole.backbone, layer, folder)
-    # Of the folder: a model may read the ESM alphabet in place of its own tokenizer's.
-    open_tokenizer(source.path).save(folder)
+    is_own = whole.backbone.residue_ids is None  # otherwise the model reads the ESM alphabet in place of its own ids
+    (whole.tokenizer if is_own else open_tokenizer(source.path)).save(folder)

@@ -13,8 +13,8 @@ The cut model is a Hugging Face folder. On the CPU, its vectors equal the vector
 
 Examples:
   esmeray embed layers facebook/esm2_t12_35M_UR50D --layers.input proteins.csv --layers.output cut
-  esmeray embed layers runs/lm --layers.input measured.csv --data.labels.kind regression --data.labels.label_columns tm \
---data.labels.split column --data.labels.split_column split
+  esmeray embed layers runs/lm --layers.input measured.csv --data.labels.kind regression \
+--data.labels.label_columns tm --data.labels.split column --data.labels.split_column split
   esmeray embed layers Rostlab/prot_bert --layers.input families.tsv --layers.retrieval true
 """
 
