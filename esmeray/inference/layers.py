@@ -220,12 +220,12 @@ def score_layers(
     return LayerChoice(1 + int(inner_L[1:].argmax()), table)
 
 
-def scores(predicted_R: NDArray, targets_R: NDArray, drawn_SR: Sequence[NDArray[np.int64]] = ()) -> list[float]:
+def scores(predicted_R: NDArray, targets_R: NDArray, drawn_SR: Sequence[NDArray] = ()) -> list[float]:
     """Spearman's coefficient of numbers (0 if they are constant) or the accuracy of classes, and (S,) of resamplings.
 
     ``drawn_SR``: how often each row is drawn.
     """
-    weights_SR = [np.ones(len(targets_R), int), *drawn_SR]
+    weights_SR: list[NDArray] = [np.ones(len(targets_R)), *drawn_SR]
     if targets_R.dtype.kind != "f":
         return [np.average(predicted_R == targets_R, weights=weights_R) for weights_R in weights_SR]
     correlation = Correlation(predicted_R, targets_R)
