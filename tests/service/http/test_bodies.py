@@ -151,7 +151,7 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": [RECORD]},
     "/v1/classify": {"model": "places", "sequences": [RECORD]},
     "/v1/decode": {"model": "autoencoder", "latents": [[[0.5] * 8]]},
-    "/v1/design": {"model": "folds", "structure": "\n".join(pdb_lines(folds(1)[0])), "number": 1},
+    "/v1/design": {"model": "folds", "structure": "\n".join(pdb_lines(folds(1)[0])[:80]), "number": 1},
     "/predict": {"inputs": [[RECORD]]},
 }
 """A valid body per route."""
