@@ -32,7 +32,7 @@ _MODULES = {
     "Store": "dataset.store.reader",
     "align": "inference.alignment",
     "build_index": "inference.index.build",
-    "choose_layer": "inference.layers.calls",
+    "choose_layer": "inference.layers",
     "classify": "inference.classify.calls",
     "design": "inference.design.calls",
     "evaluate": "inference.classify.calls",

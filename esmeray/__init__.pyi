@@ -17,7 +17,7 @@ from esmeray.inference.design.calls import design as design
 from esmeray.inference.function.prediction import predict_functions as predict_functions
 from esmeray.inference.index.build import build_index as build_index
 from esmeray.inference.index.search import search as search
-from esmeray.inference.layers.calls import choose_layer as choose_layer
+from esmeray.inference.layers import choose_layer as choose_layer
 from esmeray.inference.models.model import Model as Model
 from esmeray.inference.models.opening import open_model as open_model
 from esmeray.inference.mutations.calls import fit_mutants as fit_mutants

@@ -32,7 +32,7 @@ class ChooseLayerSettings(TypedDict, total=False):
     """Settings of :func:`esmeray.choose_layer`."""
 
     device: str | None
-    precision: Literal["fp32", "bf16", "fp16"] | None
+    precision: Literal["fp32", "bf16", "fp16"]
     tokens: int | None
     retrieval: bool
     report: str | Path | None

@@ -1,11 +1,18 @@
-"""Settings of an embedding job."""
+"""Settings of an embedding job, and of the choice of a layer."""
 
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from esmeray.train_config.section import LargeModelSection, NonNegativeInt, PositiveFloat, PositiveInt
+from esmeray.train_config.section import (
+    ComputeSection,
+    LargeModelSection,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Precision,
+)
 
 
 class EmbedSection(LargeModelSection):
@@ -61,6 +68,23 @@ class EmbedJobSection(EmbedSection):
     """Number of cluster actors. Default: one per GPU, or one per CPU core."""
     gpus_per_worker: PositiveFloat = 1.0
     """GPUs per actor; 0.5 runs two small models on each GPU."""
+
+
+class LayersSection(ComputeSection):
+    """Labelled records and outputs, and how the model runs."""
+
+    input: list[str] = Field(min_length=1)
+    """Labelled files, folders or quoted globs: CSV, TSV, Parquet or FASTA."""
+    retrieval: bool = False
+    """Score a layer by the label of the nearest neighbour instead of a probe, e.g. for families with few records."""
+    report: Path | None = None
+    """Folder for layers.csv and layers.png. Default: layers-INPUT in the current folder."""
+    output: Path | None = None
+    """Folder for the model cut at the chosen layer. Default: none."""
+    seed: NonNegativeInt = 0
+    """Random seed of folds, sampled rows and intervals."""
+    precision: Precision = "fp32"
+    """Precision of the computation."""
 
 
 def report_name(device: str) -> str:

@@ -19,7 +19,7 @@ from esmeray.common.verification import verified
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.model.backbones import esm2_network
 from esmeray.model.backbones.architectures import masked_lm_class, model_class, read_config
-from esmeray.model.backbones.base import PackedBackbone, empty_weights
+from esmeray.model.backbones.base import PackedBackbone, empty_weights, layer_list
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
 from esmeray.model.backbones.source import (
     MASKED_LM_HEADS,
@@ -118,6 +118,23 @@ def save_network(network: PreTrainedModel, folder: Path, state: dict[str, Tensor
             state[own_name] = frequencies.clone()  # tensors that share memory would be written once only
     with quiet_transformers():  # no progress bar
         network.save_pretrained(folder, state_dict=state, save_original_format=not is_esm)
+
+
+def save_first_layers(backbone: PackedBackbone, layer: int, folder: Path) -> None:
+    """Write a backbone without the layers after this one, like :func:`save_network`; removes them from it, too."""
+    network: Any = transformers_network(backbone.model)
+    is_cut = layer < backbone.num_layers
+    if is_cut:
+        del layer_list(network, backbone.num_layers)[1][layer:]
+        network.config.num_hidden_layers = layer
+        if getattr(network.config, "layer_types", None):
+            network.config.layer_types = network.config.layer_types[:layer]
+        # transformers' setting for a last hidden state without the final norm.
+        network.config.tie_last_hidden_states = False
+    # Heads that read the last layer or the attention of all layers are left out.
+    heads = ("contact_head.", "pooler.") if is_cut else ()
+    state = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(heads)}
+    save_network(network, folder, state)
 
 
 def load_esm(folder: Path, config: esm2_network.EsmConfig) -> Any:

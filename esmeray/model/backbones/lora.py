@@ -162,13 +162,11 @@ def write_adapter(
         name, revision = f"{snapshot['owner']}/{snapshot['name']}", snapshot["revision"]
         save_adapter(backbone, folder, network, base=name, revision=revision)
         return f"{name!r}, revision={revision!r}"
-    if source and Path(source).is_dir():
-        base = str(Path(source).absolute())
-        save_adapter(backbone, folder, network, base=base)
-        return repr(base)
-    write_base(folder / _BASE_FOLDER)  # the weights were random
-    save_adapter(backbone, folder, network, base=_BASE_FOLDER)
-    return f'f"{{folder}}/{_BASE_FOLDER}"'
+    base = str(Path(source).absolute()) if source and Path(source).is_dir() else _BASE_FOLDER
+    if base == _BASE_FOLDER:
+        write_base(folder / base)  # the weights were random
+    save_adapter(backbone, folder, network, base=base)
+    return f'f"{{folder}}/{base}"' if base == _BASE_FOLDER else repr(base)
 
 
 def save_adapter(

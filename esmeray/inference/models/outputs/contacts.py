@@ -19,15 +19,15 @@ def _contacts(model: Model, tokens_T: Tensor, inputs: ModelInput) -> Tensor:
     return torch.cat([backbone.contacts(tokens).reshape(-1, 1) for tokens in sequences])
 
 
-def _has_head(model: Model) -> bool:
-    # The head reads the attention of all layers, so the first layers of a model have none.
-    return model.backbone.has_final_norm and hasattr(model.backbone.model, "contact_head")
-
-
 KIND = OutputKind(
     "probability of contact of each pair of residues, by the contact head of ESM-2; special tokens left out",
     rows=_contacts,
     per="pair",
     reads="tokens",
-    channels=lambda model: 1 if _has_head(model) and not model.facts.streamed else None,
+    # The head reads the attention of all layers, so the first layers of a model have none.
+    channels=lambda model: (
+        1
+        if hasattr(model.backbone.model, "contact_head") and model.backbone.has_final_norm and not model.facts.streamed
+        else None
+    ),
 )
