@@ -145,7 +145,7 @@ def design(
         letter_biases = {} if section.bias is None else read_bias(section.bias)
         fixed, absent = zip(*(fixed_positions(section.fix, item) for item in items), strict=True)
         biases = [bias_of(letter_biases, section.omit, item) for item in items]
-        tied = [tied_positions(section.tie, item) for item in items]
+        tied = [tied_positions(section.tie, *pair) for pair in zip(items, fixed, strict=True)]
         made = nullcontext() if output is None else made_folder(section.output.absolute(), MADE_BY, overwrite)
         with made as folder:
             table = _generated(model, section, list(zip(items, fixed, biases, tied, strict=True)), known, folder)

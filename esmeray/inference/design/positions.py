@@ -90,8 +90,11 @@ def bias_of(biases: Biases, omit: str, structure: Structure) -> NDArray[np.float
     return bias
 
 
-def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ...]:
-    """Groups of residue indices that get the same residue. Raises ConfigError if the chains lack different residues."""
+def tied_positions(text: str, structure: Structure, fixed: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
+    """Groups of residue indices that get the same residue.
+
+    Raises ConfigError if the chains lack different residues, or if ``fixed`` indices of a group differ in residue.
+    """
     if not text:
         return ()
     names = dict.fromkeys(map(str.strip, text.split(",")))
@@ -102,7 +105,13 @@ def tied_positions(text: str, structure: Structure) -> tuple[tuple[int, ...], ..
         raise ConfigError(
             f"--generate.tie {text}: name two or more chains of a complex with the same residues, not {shown}"
         )
-    return tuple(zip(*(chain.tolist() for chain in chains), strict=True))
+    groups = tuple(zip(*(chain.tolist() for chain in chains), strict=True))
+    for group in groups:
+        fixed_of_group = tuple(index for index in group if index in fixed)
+        if len({structure.residues[index] for index in fixed_of_group}) > 1:
+            shown = written_positions(structure, fixed_of_group)
+            raise ConfigError(f"--generate.tie {text}: {shown} are tied, but fixed to different residues")
+    return groups
 
 
 def written_positions(structure: Structure, indices: "NDArray[np.int64] | tuple[int, ...]") -> str:

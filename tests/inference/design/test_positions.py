@@ -104,6 +104,10 @@ def test_chains_are_tied_by_their_numbers():
         tied_positions("A,A", numbered(chain, from_101))
     with pytest.raises(ConfigError, match="with the same residues, not A:1-2,A:4-5 and B:1-4"):
         tied_positions("A,B", numbered(chain, [(number, "") for number in (1, 2, 3, 4)]))
+    structure = replace(numbered(chain, from_101), residues="ACDEACDF")
+    assert tied_positions("A,B", structure, (0, 4, 3)) == ((0, 4), (1, 5), (2, 6), (3, 7))
+    with pytest.raises(ConfigError, match="A:5,B:105 are tied, but fixed to different residues"):
+        tied_positions("A,B", structure, (3, 7))
 
 
 LETTER_BIASES = st.dictionaries(st.sampled_from([*AMINO_ACIDS]), st.floats(-5, 5, width=32), max_size=5)

@@ -86,14 +86,11 @@ def _orders(body: DesignBody, limits: LimitsSection) -> tuple[list[DesignOrder],
             check_number(residues, "residues", limits)
             if max(len(structure.residues) for structure in structures) > limits.sequence_residues:
                 raise DataError(f"structure: a chain has more than {limits.sequence_residues:,} residues")
-            options = [
-                (
-                    fixed_positions(body.fix, structure, "fix")[0],
-                    bias_of({}, body.omit, structure),
-                    tied_positions(body.tie, structure),
-                )
-                for structure in structures
-            ]
+            options = []
+            for structure in structures:
+                fixed, _ = fixed_positions(body.fix, structure, "fix")
+                bias = bias_of({}, body.omit, structure)
+                options.append((fixed, bias, tied_positions(body.tie, structure, fixed)))
         except (ConfigError, DataError) as error:
             text = str(error).replace(f"{path}", "structure").replace("--generate.", "")
             raise RefusalError(422, text, param="structure") from None
