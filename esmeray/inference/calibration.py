@@ -21,15 +21,18 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import grown_folder
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.targets import has_target
-from esmeray.model.export.exported_folder import MADE_BY, read_settings_of, write_settings
+from esmeray.model.export.exported_folder import read_settings_of, write_settings
 
 CALIBRATION_FILE = "calibration.json"
 COVERAGE = 0.9
 """Coverage that an evaluation reports."""
-_COMMAND = "esmeray classify evaluate MODEL --evaluate.calibrate true"
+HELD_OUT = (
+    "sets are calibrated with the run's held-out records: their coverage holds for records exchangeable with these; "
+    "for others, calibrate with records like them: --evaluate.calibrate true --evaluate.input FILE"
+)
+_REMEDY = "calibrate it: esmeray classify evaluate (or function evaluate) MODEL --evaluate.calibrate true"
 _LEVELS = 1000
 """Thresholds are stored for coverages in steps of 1 / _LEVELS."""
 _FLOOR = 1e-8
@@ -44,7 +47,8 @@ class Calibration(BaseModel):
         thresholds: largest nonconformity in a set, for coverages of 0.001, 0.002 ... up to n / (n + 1): one list, for
             regression one per column, for terms one per group of proteins.
         temperature: divisor of the logits; 1 for regression and terms.
-        fingerprint: identity of the model that was calibrated; empty if the calibration is part of a run.
+        fingerprint: identity of the model that was calibrated.
+        held_out: True if the records are the run's own held-out ones.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,26 +58,21 @@ class Calibration(BaseModel):
     thresholds: list[list[float]]
     temperature: float = 1.0
     fingerprint: str = ""
+    held_out: bool = False
 
     @classmethod
-    def load(cls, path: Path, fingerprint: str = "") -> "Calibration | None":
+    def load(cls, path: Path, fingerprint: str) -> "Calibration | None":
         """Load a calibration; None without the file. Raises DataError if it is damaged, or belongs to other weights."""
         if not path.is_file():
             return None
         calibration = read_settings_of(path, "calibration", cls.model_validate)
         if calibration.fingerprint != fingerprint:
-            raise DataError(f"{path}: belongs to other weights; calibrate this model: {_COMMAND}")
+            raise DataError(f"{path}: belongs to other weights than this model; {_REMEDY}")
         return calibration
 
     def save(self, path: Path) -> None:
+        path.unlink(missing_ok=True)  # in a grown folder, a hard link to the previous calibration
         write_settings(path, self.model_dump())
-
-    def save_with(self, export: Path) -> None:
-        """Add the calibration to an export, whose other files stay as they are."""
-        with grown_folder(export, export, MADE_BY) as building:
-            path = building / CALIBRATION_FILE
-            path.unlink(missing_ok=True)  # a hard link to the previous one
-            self.save(path)
 
     def probabilities(self, predicted_RC: NDArray) -> NDArray[np.float32]:
         """Return (R, C) calibrated probabilities; numbers stay as they are."""
@@ -86,10 +85,7 @@ def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[n
     Raises ConfigError if the model is not calibrated, or by too few records for this coverage.
     """
     if calibration is None:
-        raise ConfigError(
-            f"coverage {coverage}: the model is not calibrated; calibrate a classifier ({_COMMAND}), or train a run of "
-            "function prediction again"
-        )
+        raise ConfigError(f"coverage {coverage}: the model is not calibrated; {_REMEDY}")
     level = math.ceil(coverage * _LEVELS - 1e-6)
     reached = min(map(len, calibration.thresholds))
     if level > reached:

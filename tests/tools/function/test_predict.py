@@ -16,6 +16,7 @@ from esmeray.function.annotations import read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
 from esmeray.function.sample import NAMESPACES
 from esmeray.function.submission import check_submission
+from esmeray.inference.calibration import HELD_OUT
 from esmeray.inference.function import prediction
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
@@ -96,7 +97,8 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
 
 def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path, command):
     sample, output = trained / "function" / "sample", tmp_path / "sets.tsv"
-    command.done(*prediction_of(trained, sample / "test.fasta", output, "--predict.coverage", 0.8))
+    outcome = command.done(*prediction_of(trained, sample / "test.fasta", output, "--predict.coverage", 0.8))
+    assert HELD_OUT in outcome.out + outcome.err
     truth = read_annotations(sample / "test.tsv", read_ontology(trained / "function" / "terms.obo"))
     pairs = {tuple(line.split("\t")[:2]) for line in output.read_text().splitlines()}
     for name, aspect in truth.items():
@@ -109,12 +111,17 @@ def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path
         2, "sets are of the ranker", *prediction_of(trained, output, output, *options, "--predict.part", "blend")
     )
     without = shutil.copytree(trained, tmp_path / "without")
-    for path in (without / "function").glob("sets_*.json"):
+    for path in (without / "function").glob("calibration_*.json"):
         path.unlink()
+    command.refused(2, "the model is not calibrated", *prediction_of(without, sample / "test.fasta", output, *options))
+    evaluate = ["function", "evaluate", without, "--evaluate.truth", sample / "test.tsv", "--evaluate.input"]
+    outcome = command.done(*evaluate, sample / "test.fasta", "--evaluate.calibrate", "true")
+    assert HELD_OUT not in outcome.out + outcome.err and " 0.9" in outcome.out
+    calibrated = json.loads((without / "function" / f"calibration_{name}.json").read_text())
+    assert calibrated["records"] == len(aspect.proteins) and calibrated["fingerprint"] and not calibrated["held_out"]
+    assert HELD_OUT not in command.done(*prediction_of(without, sample / "test.fasta", output, *options)).err
     command.refused(
-        2,
-        "or train a run of function prediction again",
-        *prediction_of(without, sample / "test.fasta", output, *options),
+        3, "are in the run's data", *evaluate[:-2], sample / "train.tsv", "--evaluate.input", sample / "train.fasta"
     )
 
 
