@@ -3,6 +3,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from esmeray.common.errors import ConfigError
+from esmeray.inference.calibration import thresholds_of
 from esmeray.inference.function.sets import fit_sets, in_sets
 
 
@@ -30,6 +31,4 @@ def test_sets_contain_the_share_of_terms_at_each_similarity_in_the_order_of_the_
     outside = np.where(contained, -1, dense).max(axis=1)
     assert (np.where(contained & (dense > 0), dense, 2).min(axis=1) >= outside).all()
     with pytest.raises(ConfigError, match="reaches at most"):
-        in_sets(
-            scores, frequency_V * 0, nearest_N, fit_sets(scores, csr_array(terms), frequency_V * 0, nearest_N), 0.999
-        )
+        thresholds_of(fit_sets(csr_array(terms), scores, frequency_V * 0, nearest_N), 0.999)
