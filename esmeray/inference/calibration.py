@@ -55,7 +55,7 @@ class Calibration(BaseModel):
 
     kind: TargetKind
     records: int
-    thresholds: list[list[float]]
+    thresholds: list[list[float]] = []
     temperature: float = 1.0
     fingerprint: str = ""
     held_out: bool = False
@@ -76,7 +76,10 @@ class Calibration(BaseModel):
 
     def probabilities(self, predicted_RC: NDArray) -> NDArray[np.float32]:
         """Return (R, C) calibrated probabilities; numbers stay as they are."""
-        return _softened(self.kind, _logits(self.kind, predicted_RC), self.temperature)
+        if self.kind == "regression":
+            return predicted_RC
+        shares = softmax(_logits(self.kind, predicted_RC) / self.temperature, axis=-1).astype(np.float32)
+        return shares[..., 1] if self.kind == "multilabel" else shares
 
 
 def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[np.float64]:
@@ -104,20 +107,16 @@ def fit(kind: TargetKind, predicted_RC: NDArray, targets: NDArray, records_R: ND
     """
     known = has_target(targets)
     predicted_RC, targets, records_R = predicted_RC[known], targets[known], records_R[known]
-    logits = _logits(kind, predicted_RC)
-    temperature = 1.0 if kind == "regression" else _temperature(kind, logits, targets)
-    scores_RC = _nonconformity(kind, _softened(kind, logits, temperature), targets)
+    temperature = 1.0 if kind == "regression" else _temperature(kind, predicted_RC, targets)
+    records = len(np.unique(records_R))
+    calibration = Calibration(kind=kind, records=records, temperature=temperature, fingerprint=fingerprint)
+    scores_RC = _nonconformity(kind, calibration.probabilities(predicted_RC), targets)
     truth_RC = _true_labels(kind, targets, scores_RC.shape[1])
     # Columns of numbers have different units, so each has its own thresholds.
     columns = np.arange(scores_RC.shape[1])
     groups = [truth_RC & (columns == column) for column in columns] if kind == "regression" else [truth_RC]
-    calibration = Calibration(
-        fingerprint=fingerprint,
-        kind=kind,
-        records=len(np.unique(records_R)),
-        temperature=temperature,
-        thresholds=[quantiles(scores_RC[mask_RC], records_R[np.nonzero(mask_RC)[0]]) for mask_RC in groups],
-    )
+    thresholds = [quantiles(scores_RC[mask_RC], records_R[np.nonzero(mask_RC)[0]]) for mask_RC in groups]
+    calibration = calibration.model_copy(update={"thresholds": thresholds})
     thresholds_of(calibration, COVERAGE)
     return calibration
 
@@ -163,22 +162,16 @@ def quantiles(scores_I: NDArray, records_I: NDArray) -> list[float]:
 
 
 def _logits(kind: TargetKind, predicted_RC: NDArray) -> NDArray:
-    """Logits up to a constant: (R, C), or (R, C, 2) for labels that are false or true; numbers stay as they are."""
-    if kind == "regression":
-        return predicted_RC
+    """Logits up to a constant: (R, C), or (R, C, 2) for labels that are false or true."""
     shares = predicted_RC.astype(np.float64)
     if kind == "multilabel":
         shares = np.stack([1 - shares, shares], axis=-1)
     return np.log(np.maximum(shares, _FLOOR))
 
 
-def _softened(kind: TargetKind, logits: NDArray, temperature: float) -> NDArray[np.float32]:
-    values = logits if kind == "regression" else softmax(logits / temperature, axis=-1)
-    return (values[..., 1] if kind == "multilabel" else values).astype(np.float32)
-
-
-def _temperature(kind: TargetKind, logits: NDArray[np.float64], targets: NDArray) -> float:
+def _temperature(kind: TargetKind, predicted_RC: NDArray, targets: NDArray) -> float:
     """The temperature with the highest likelihood of the targets."""
+    logits = _logits(kind, predicted_RC)
     if kind == "multilabel":
         known_RC = np.isfinite(targets)
         logits, targets = logits[known_RC], targets[known_RC].astype(np.int64)
