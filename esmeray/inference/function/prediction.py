@@ -200,7 +200,7 @@ def evaluate_sets(run: Path, options: EvaluateTermsSection) -> pd.DataFrame:
     settings, blend = _finished(run)
     rankers = _rankers(run, blend)
     with TemporaryDirectory() as scratch:
-        store = job_store(options.input or [], IngestSection(), Path(scratch))
+        store = job_store(options.input, IngestSection(), Path(scratch))
         parts, vectors_NC = _opened(run, settings, store, Path(scratch))
         ids = [store.id(record) for record in range(len(store))]
         truth = read_annotations(
@@ -218,24 +218,28 @@ def evaluate_sets(run: Path, options: EvaluateTermsSection) -> pd.DataFrame:
             raise DataError(f"{known.sum():,} of the proteins are in the run's data; leave them out")
         queries = parts.queries([store.text(record) for record in range(len(store))], vectors_NC)
     compared = {}
-    for name in [name for name in truth if name in blend]:
-        rows = np.array([ids.index(protein) for protein in truth[name].proteins])
+    for name in truth.keys() & blend.keys():
+        rows = pd.Index(ids).get_indexer(truth[name].proteins)
         scores = _scores(parts, name, queries, blend[name]["weights"], rankers[name], rows)
         compared[name] = (scores, *parts.similarity(name, queries, rows))
+    if not compared:
+        raise DataError(f"{options.truth}: no terms in the aspects of the run: {', '.join(blend)}")
+    fitted: dict[str, Calibration] = {}
     if options.calibrate:
-        calibrations = {name: fit_sets(truth[name].terms, *sets) for name, sets in compared.items()}
-    else:
-        calibrations = _calibrations(run, compared)
+        fitted = {name: fit_sets(truth[name].terms, *sets) for name, sets in compared.items()}
+    calibrations = fitted or _calibrations(run, compared)
     tables = []
     for name, sets in compared.items():
-        contained, terms = in_sets(*sets, thresholds_of(calibrations[name], COVERAGE)), truth[name].terms.toarray()
+        # Before the calibration is saved, this refuses too few proteins.
+        contained = in_sets(*sets, thresholds_of(calibrations[name], COVERAGE))
+        terms = truth[name].terms.toarray()
         covered_N = (contained & terms).sum(axis=1) / terms.sum(axis=1)
         bits_N = pd.cut(sets[-1], [0, *EDGES, np.inf], right=False)
         columns = {"aspect": name, "bits": bits_N, "coverage": covered_N, "set_size": contained.sum(axis=1)}
         tables.append(pd.DataFrame(columns, truth[name].proteins))
-    if options.calibrate:
+    if fitted:
         with grown_folder(run / FOLDER, run / FOLDER, _BLEND_MADE_BY) as building:
-            _save_calibrations(building, calibrations)
+            _save_calibrations(building, fitted)
     return pd.concat(tables)
 
 
