@@ -25,7 +25,7 @@ from esmeray.common.command_line import end_process
 from esmeray.common.errors import ConfigError
 
 RESULTS_ROOT = Path(__file__).resolve().parent / "results"
-MODULES = ("proteome", "index", "service", "training", "time_to_loss", "function_evaluation")
+MODULES = ("proteome", "index", "service", "training", "time_to_loss", "function_evaluation", "design")
 """Modules of the stages, in the order in which data flows. Add a new stage here. Importing one loads no peer."""
 SCRIPTS = ("gpu", "public")
 """First words of a command line that belongs to another script."""

@@ -8,6 +8,7 @@ from esmeray.dataset.section import DataSection, StructuresSection
 from esmeray.dataset.structures.conversion import convert_structures
 from esmeray.dataset.structures.sample import sample_structures
 from esmeray.dataset.structures.store import Structure, StructureStore
+from esmeray.tasks.section import ModelSection
 
 THREE = {
     **{"A": "ALA", "C": "CYS", "D": "ASP", "E": "GLU", "F": "PHE", "G": "GLY", "H": "HIS", "I": "ILE", "K": "LYS"},
@@ -60,7 +61,25 @@ def structure_store(folder: Path, number: int = 12, **settings: object) -> Struc
     return StructureStore(folder)
 
 
+TINY_DIFFUSION = ModelSection.model_validate(
+    {
+        "task": "diffusion",
+        "backbone": {"source": "esm2_t6_8M", "layers": 2, "hidden_size": 32, "heads": 4},
+        "diffusion": {"adapter_size": 16, "encoder": {"hidden_size": 16, "layers": 2, "neighbours": 8}},
+    }
+)
 EACH = StructuresSection()
+
+
+def save_proteinmpnn(path: Path) -> Path:
+    """Save random weights of ProteinMPNN in the format of the published ones."""
+    import torch
+
+    from esmeray.model.structures.proteinmpnn import ProteinMPNN
+
+    torch.manual_seed(0)
+    torch.save({"num_edges": 8, "noise_level": 0.2, "model_state_dict": ProteinMPNN().state_dict()}, path)
+    return path
 
 
 def save_esmfold(folder: Path) -> Path:

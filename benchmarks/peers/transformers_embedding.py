@@ -12,11 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dnaio
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import EsmModel, EsmTokenizer
 
 from benchmarks.harness.stage import Device, Setting
+from esmeray.common.processor import default_precision
 from esmeray.common.timing import timed
 from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.dataset.tokens.model_folder import quiet_transformers
@@ -88,11 +91,20 @@ class TransformersEmbedder:
         return (hidden_BLD.float() * mask_BL1).sum(1) / mask_BL1.sum(1)
 
 
+def embed_file(model: str, device: Device, tuned: dict[str, Any], fasta: str, target: str) -> None:
+    """Do the work of a whole script: a FASTA file to an npz file of ids and vectors."""
+    with dnaio.open(fasta) as reader:
+        sequences = {record.id: record.sequence for record in reader}
+    vectors = TransformersEmbedder(Path(model), device, Tuning(**tuned))(list(sequences.values()))
+    np.savez(target, ids=np.array(list(sequences)), vectors=vectors.numpy())
+
+
 def search_tuning(folder: Path, setting: Setting, sequences: Sequence[str]) -> Tuning:
-    """Return the fastest precision and batch size on these sequences."""
+    """Return the fastest precision and batch size on these sequences; fp32 if the processor lacks bf16 instructions."""
+    half = default_precision(setting.device == "cuda") == "bf16"
     seconds: dict[Tuning, float] = {}
     for batch_size in SEARCHED_BATCHES[setting.device][: 1 if setting.quick else None]:
-        for precision in ("bf16 weights", "bf16 autocast"):
+        for precision in ("bf16 weights", "bf16 autocast") if half else ("fp32",):
             tuning = Tuning(precision, batch_size, sort_by_length=True)
             embedder = TransformersEmbedder(folder, setting.device, tuning)
             # The better of two: torch sets up new shapes in the first.

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
 
-def _evaluated(work: Work, config: str, name: str, settings: str) -> dict[str, Value]:
+def evaluated(work: Work, config: str, name: str, settings: str) -> dict[str, Value]:
     """Train a classifier; return its metrics, and its baselines' metrics as BASELINE: METRIC."""
     work.run(f"train --config train_config/{config}.yaml --run.name {name} {work.training} {settings}")
     options = "--evaluate.baselines true --evaluate.output FOLDER/report --overwrite"
@@ -34,14 +34,14 @@ def _locations(work: Work) -> dict[str, Value]:
     labels = r"--data.labels.header_pattern '^\S+ (?P<label>\S+)-[MSU]\b' --data.labels.split files"
     files = "--data.labels.validation_source DATA/deeploc_valid.fasta.gz"
     training = "--training.epochs 8 --training.warmup_steps 50"
-    return _evaluated(work, "protein_classifier", "deeploc", f"{source} {labels} {files} {training}")
+    return evaluated(work, "protein_classifier", "deeploc", f"{source} {labels} {files} {training}")
 
 
 def _intents(work: Work) -> dict[str, Value]:
     training = "--training.epochs 30 --training.evaluate_every_steps 100 --training.warmup_steps 50"
     # Always from random weights: a model of proteins knows nothing about messages.
     own = replace(work, weights=None)
-    return _evaluated(own, "text_classifier", "banking77", f"--data.source DATA/banking77_train.csv {training}")
+    return evaluated(own, "text_classifier", "banking77", f"--data.source DATA/banking77_train.csv {training}")
 
 
 def _structure(work: Work) -> dict[str, Value]:
@@ -50,7 +50,7 @@ def _structure(work: Work) -> dict[str, Value]:
     split = "--data.labels.split column --data.labels.split_column split"
     training = "--model.classifier.pooling mean --model.classifier.dropout 0.1 --training.epochs 3"
     settings = f"--data.source FOLDER/residues.csv {labels} {split} {training} --training.evaluate_every_steps 200"
-    return _evaluated(work, "protein_classifier", "structure", settings)
+    return evaluated(work, "protein_classifier", "structure", settings)
 
 
 def write_residues(source: Path, target: Path) -> None:

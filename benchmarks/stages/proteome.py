@@ -3,11 +3,14 @@
 All contenders load the same weights of ESM-2, read the same FASTA file of real proteins (spread over the lengths,
 cropped to 1022 residues, in the file's order) and write one file of fp32 means with the ids. The stock script is
 transformers as documented: fp32 (on CUDA fp16), batches of 16 in file order, padded, ``np.savez``. Tuned by hand:
-sorted by length, bf16, the batch size that a search before the timing finds fastest. Ours is the job of
-``esmeray embed``: store, plan, shards with fsync, Parquet, manifest. Our forward pass alone shows what the rest costs.
+sorted by length, bf16, the batch size that a search before the timing finds fastest. Without bf16 instructions all
+compute in fp32. Ours is the job of ``esmeray embed``: store, plan, shards with fsync, Parquet, manifest. Our forward
+pass alone shows what the rest costs.
 
-Each run is a fresh process: it embeds a few proteins to warm up, then all of them, which is timed and gives the peak
-memory without the libraries. Nothing is reported unless all vectors have a cosine of 0.999 with the stock script's.
+Rows of whole processes include the start of Python and its imports, for the command and the script tuned by hand. For a
+single protein that is start-up. In the other rows each fresh process embeds a few proteins to warm up, then all of
+them, which is timed and gives the peak memory without the libraries. Nothing is reported for them unless all vectors
+have a cosine of 0.999 with the stock script's.
 """
 
 import shutil
@@ -20,7 +23,7 @@ from typing import Any
 import dnaio
 import numpy as np
 
-from benchmarks.harness.comparison import compare_runs
+from benchmarks.harness.comparison import compare, compare_runs
 from benchmarks.harness.inputs import (
     our_embedder,
     random_network,
@@ -31,41 +34,82 @@ from benchmarks.harness.inputs import (
     write_fasta,
 )
 from benchmarks.harness.stage import Device, Row, Setting, Stage
-from benchmarks.peers.transformers_embedding import TransformersEmbedder, Tuning, search_tuning
+from benchmarks.peers.transformers_embedding import Tuning, embed_file, search_tuning
 from benchmarks.programs.processes import MemoryMeter, call
+from esmeray.common.processor import default_precision
 from esmeray.common.timing import timed
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.train_config.section import Precision
 
 OURS, STOCK, TUNED, FORWARD = "esmeray embed", "stock script", "transformers tuned by hand", "esmeray, forward alone"
-SIZES = {"8M": "esm2_t6_8M", "35M": "esm2_t12_35M"}
-FLOORS = {"8M": {STOCK: 8.0, TUNED: 1.7, FORWARD: 0.9}, "35M": {STOCK: 8.0, TUNED: 1.5, FORWARD: 0.9}}
-PROTEINS: dict[Device, dict[str, int]] = {"cpu": {"8M": 240, "35M": 80}, "cuda": {"8M": 10_000, "35M": 10_000}}
-"""On a CPU fewer for the larger one, which takes the slowest peer half a second per protein."""
-SEARCH_PROTEINS, WARM_UP_PROTEINS = 32, 6
+SIZES = {"8M": "esm2_t6_8M", "35M": "esm2_t12_35M", "150M": "esm2_t30_150M"}
+FLOORS = {"8M": {STOCK: 8.0, TUNED: 1.7, FORWARD: 0.9}, "35M": {STOCK: 8.0, TUNED: 1.5, FORWARD: 0.9}, "150M": {}}
+PROCESS_FLOORS = {"8M": 2.0, "35M": 1.6, "150M": 1.4}
+PROTEINS: dict[Device, dict[str, int]] = {
+    "cpu": {"8M": 240, "35M": 80, "150M": 24},
+    "cuda": dict.fromkeys(SIZES, 10_000),
+}
+"""On a CPU fewer for the larger ones: the slowest peer takes half a second per protein of 35M."""
+SEARCH_PROTEINS, WARM_UP_PROTEINS = 16, 6
 
 
 def _rows(setting: Setting) -> Iterator[Row]:
     proteins = read_proteins(setting)
-    for size in ("8M",) if setting.quick else SIZES:
-        number = 8 if setting.quick else PROTEINS[setting.device][size]
-        yield from _size_rows(size, setting, spread_by_length(proteins, number))
+    sizes = ("8M",) if setting.quick else SIZES
+    inputs = {size: _inputs(size, setting, proteins) for size in sizes}
+    for size in sizes:
+        yield from _process_rows(size, setting, **inputs[size])
+    for size in sizes:
+        yield from _size_rows(size, setting, **inputs[size])
 
 
-def _size_rows(size: str, setting: Setting, sequences: list[str]) -> Iterator[Row]:
+def _inputs(size: str, setting: Setting, proteins: list[str]) -> dict[str, Any]:
+    """Return a folder of weights, FASTA files, the precision and the peer's tuning, on disk as its users have them."""
     folder = setting.folder / SIZES[size]
-    # On disk: every contender starts from a folder, as its users do.
+    number = 8 if setting.quick else PROTEINS[setting.device][size]
+    # Whole processes embed twice as many proteins, so that start-up counts less.
+    counts = {"many": 2 * number, "whole": number, "short": WARM_UP_PROTEINS, "one": 1}
     model = save_weights(random_network(SIZES[size]), folder)
-    whole = write_fasta(folder / "whole.fasta", sequences)
-    short = write_fasta(folder / "short.fasta", spread_by_length(sequences, WARM_UP_PROTEINS))
+    files = {
+        name: str(write_fasta(folder / f"{name}.fasta", spread_by_length(proteins, count)))
+        for name, count in counts.items()
+    }
     setting.note(f"{size}: searching the peer's best batch size")
-    tuning = search_tuning(model, setting, spread_by_length(sequences, SEARCH_PROTEINS))
-    setting.facts.update({f"{size}, proteins": len(sequences), f"{size}, tuned by hand": str(tuning)})
-    files = {"model": str(model), "whole": str(whole), "short": str(short)}
-    options = {"device": setting.device, "tuned": asdict(tuning)}
-    targets = {name: str(folder / f"out-{number}") for number, name in enumerate((OURS, STOCK, TUNED, FORWARD))}
-    run = partial(call, f"{__name__}:measured", **files, **options)
+    tuning = search_tuning(model, setting, spread_by_length(proteins, SEARCH_PROTEINS))
+    precision = default_precision(setting.device == "cuda")
+    setting.facts.update({f"{size}, proteins": number, f"{size}, tuned by hand": str(tuning), "precision": precision})
+    return {"model": str(model), "device": setting.device, "precision": precision, "tuned": asdict(tuning), **files}
+
+
+def _process_rows(size: str, setting: Setting, many: str, one: str, **inputs: Any) -> Iterator[Row]:
+    """Compare whole processes, from the start of Python to the end of the process: many proteins, and one."""
+    for case, fasta in (("whole process", many), ("whole process, one protein", one)):
+        target = f"{fasta}-{{}}"
+        script = {key: inputs[key] for key in ("model", "device", "tuned")}
+        options = {"models": inputs["model"], "input": fasta, "output": target.format("ours"), "device": setting.device}
+        argv = [word for key, value in options.items() for word in (f"--embed.{key}", value)]
+        runs = {
+            OURS: partial(_seconds, "esmeray.tools.__main__:main", argv=["embed", "run", "--overwrite", *argv]),
+            TUNED: partial(
+                _seconds, f"{embed_file.__module__}:embed_file", fasta=fasta, target=target.format("theirs"), **script
+            ),
+        }
+        floors = {TUNED: PROCESS_FLOORS[size]} if fasta == many else {}
+        yield from compare(setting, f"{case}, ESM-2 {size}", "s", runs, floors, "lower")
+
+
+def _seconds(function: str, **arguments: Any) -> float:
+    return timed(partial(call, function, **arguments))[1]
+
+
+def _size_rows(size: str, setting: Setting, many: str, one: str, **inputs: Any) -> Iterator[Row]:
+    """Compare the work after a warm-up, and its peak memory."""
+    targets = {
+        name: str(setting.folder / f"{size}-out-{number}") for number, name in enumerate((OURS, STOCK, TUNED, FORWARD))
+    }
+    run = partial(call, f"{__name__}:measured", **inputs)
     runs = {name: partial(run, name=name, target=target) for name, target in targets.items()}
     rows = [*compare_runs(setting, f"FASTA to file, ESM-2 {size}", "proteins/s", runs, floors=FLOORS[size])]
     vectors = {name: np.load(f"{targets[name]}.npz")["vectors"] for name in (STOCK, TUNED)}
@@ -82,20 +126,21 @@ def measured(name: str, whole: str, short: str, **options: Any) -> tuple[float, 
     return proteins / seconds, meter.peak_bytes() / 1e6
 
 
-def embed(name: str, fasta: str, model: str, device: Device, tuned: dict[str, Any], target: str) -> int:
+def embed(
+    name: str, fasta: str, model: str, device: Device, precision: Precision, tuned: dict[str, Any], target: str
+) -> int:
     """Do one contender's work, from the FASTA file to its file; return the number of proteins."""
     with dnaio.open(fasta) as reader:
-        sequences = {record.id: record.sequence for record in reader}
+        sequences = [record.sequence for record in reader]
     if name == OURS:
         shutil.rmtree(target, ignore_errors=True)  # otherwise the job would find its output done
-        run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision="bf16", device=device))
+        run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision=precision, device=device))
     elif name == FORWARD:
-        our_embedder(Path(model), device, "bf16")(list(sequences.values()))
+        our_embedder(Path(model), device, precision)(sequences)
     else:
         # On a GPU the documentation advises fp16.
-        tuning = Tuning(**tuned) if name == TUNED else Tuning("fp16" if device == "cuda" else "fp32")
-        vectors = TransformersEmbedder(Path(model), device, tuning)(list(sequences.values()))
-        np.savez(target, ids=np.array(list(sequences)), vectors=vectors.numpy())
+        stock = asdict(Tuning("fp16" if device == "cuda" else "fp32"))
+        embed_file(model, device, tuned if name == TUNED else stock, fasta, target)
     return len(sequences)
 
 

@@ -19,6 +19,9 @@ from esmeray.model.backbones.streaming import StreamedLayers
 ROWS = 2048
 """Rows per product in inference on the CPU: the token budget of a batch there, which batches nearly fill."""
 
+_FREE_ROWS = 64
+"""Rows per thread from which the order of summation in fp32 is independent of their number: four times the minimum."""
+
 
 def in_blocks(product: Callable[[Tensor], Tensor], x: Tensor, block_rows: int = ROWS) -> Tensor:
     """Apply ``product`` to blocks of ``block_rows`` rows; the last block is padded with zeros.
@@ -48,6 +51,9 @@ class FixedRowsLinear(nn.Linear):
     """Linear layer for inference on the CPU whose rows are bitwise independent of the other rows of the batch."""
 
     def forward(self, x: Tensor) -> Tensor:
+        # In fp32, products of enough rows per thread have the bits of ROWS rows, and padding would cost up to 8 %.
+        if x.dtype == torch.float32 and x.shape[:-1].numel() >= _FREE_ROWS * torch.get_num_threads():
+            return super().forward(x)
         return in_blocks(super().forward, x)
 
 

@@ -1,8 +1,8 @@
 """Settings of networks that tasks share: the backbone and its adapter, classifier heads, and structure encoders."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from esmeray.train_config.natures import END, PATH, PATH_OR_NAME, UNSEEN
 from esmeray.train_config.section import (
@@ -89,6 +89,11 @@ class ClassifierSection(Section):
 class StructureEncoderSection(Section):
     """Network on the graph of nearest residues, like ProteinMPNN's encoder (Dauparas et al. 2022)."""
 
+    source: Annotated[str | None, PATH_OR_NAME] = None
+    """Trained weights of ProteinMPNN to start from: proteinmpnn, soluble or ca, also with a version
+    (proteinmpnn/v_48_002), or a .pt file. They determine the size of the encoder. none: random weights."""
+    frozen: bool = False
+    """Freeze the encoder's weights that were loaded from source."""
     hidden_size: Channels = 128
     """Channels of the structure encoder."""
     layers: PositiveInt = 3
@@ -97,3 +102,13 @@ class StructureEncoderSection(Section):
     """Number of nearest residues that send messages to a residue."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of channels that are dropped in training."""
+
+    @model_validator(mode="after")
+    def _source_has_the_size(self) -> Self:
+        own = {"hidden_size", "layers", "neighbours", "dropout"} if self.source else {"frozen"}
+        # Compare values: a stored config has all settings.
+        wrong = sorted(own & self.model_dump(exclude_defaults=True).keys())
+        if wrong:
+            reason = "the weights of source determine the size" if self.source else "there is no source of weights"
+            raise ValueError(f"{', '.join(wrong)} can't be set, because {reason}; remove it")
+        return self

@@ -49,14 +49,11 @@ class TaskModel(nn.Module, ABC):
     gradient. Every worker thus takes part in every reduction.
 
     Attributes:
-        not_served: reason why the service refuses such a model, and the command to use instead. SOURCE stands for the
-            model's name.
         backbone: None if the model takes vectors as input.
         saved_apart: name prefixes of weights that are not part of :meth:`own_state`.
     """
 
     task: ClassVar[str]
-    not_served: ClassVar[str] = ""
     saved_apart: ClassVar[tuple[str, ...]] = ("backbone.",)
     # Without a value, because a class attribute would hide the module of that name.
     backbone: PackedBackbone | None

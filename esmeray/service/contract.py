@@ -1,14 +1,18 @@
 """Messages between the ingress and the replicas: plain records that both sides import."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from numpy.typing import NDArray
 
+from esmeray.dataset.structures.store import Structure
 from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 from esmeray.inference.calibration import Calibration
 
 CLASSES, LIKELIHOOD = "classes", "pseudo_log_likelihood"
 """Names of a classifier's output, and of the output that takes a pass per residue."""
+DESIGNS = "designs"
+"""Name of the output of a model that designs sequences: a record per design."""
 MASKED, EACH_MASKED, DECODED = "masked", "each_masked", "decoded"
 """Outputs that only the service has, all of them logits: for the M masked tokens of a sequence (M, K), for each residue
 masked in turn (L results of (1, K)), and for residues decoded from latents (L, K)."""
@@ -33,6 +37,7 @@ class About:
         spaces: identity of the vector space of each output; vectors are comparable if it is equal.
         unknown: letters that the vocabulary lacks.
         calibration: calibration of the classes; None without one.
+        notes: lines on published weights, for readers of results.
     """
 
     name: str
@@ -50,6 +55,25 @@ class About:
     spaces: dict[str, str]
     unknown: UnknownLetters = ALL_KNOWN
     calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
+
+
+class DesignOrder(NamedTuple):
+    """One design for a structure; see :class:`~esmeray.inference.design.sampling.Request`.
+
+    Attributes:
+        key: digest of the request without the number of designs.
+        number: number of the design among the designs of the seed, from 0.
+    """
+
+    key: bytes
+    structure: Structure
+    fixed: tuple[int, ...]
+    bias: NDArray
+    tied: tuple[tuple[int, ...], ...]
+    temperature: float
+    seed: int
+    number: int
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from esmeray.common.remote import local_path
 from esmeray.common.text import first_line
 from esmeray.inference.index.parts import INDEX_FILE, read_index_manifest
 from esmeray.inference.models.source import check_model
+from esmeray.model.export.proteinmpnn_weights import published_weights
 from esmeray.service.contract import DRAIN_S
 from esmeray.service.http.access import read_keys
 from esmeray.service.section import ServeSection, ServiceSettings
@@ -176,7 +177,8 @@ def _check_port(config: ServeSection) -> None:
 def _check_sources(config: ServeSection) -> None:
     """Raise ConfigError for missing models and indexes. Replicas would do so a minute later."""
     for model in config.models:
-        check_model(model.source, model.random_weights, "models")
+        if published_weights(model.source) is None:
+            check_model(model.source, model.random_weights, "models")
     for index in config.indexes:
         # Of a URI only the manifest is fetched. Its fingerprint is compared once the models are loaded.
         if read_index_manifest(local_path(index.source, {INDEX_FILE, MADE_FILE}.__contains__)).made_of is None:

@@ -59,7 +59,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Coverage = Annotated[float, Field(gt=0, le=0.999)]
+Coverage = Annotated[float, Field(ge=0.01, le=0.999)]
 # Bounded, because a typo of a few digits would otherwise end in out of memory.
 Tokens = Annotated[int, Field(gt=0, le=2**24)]
 """Number of tokens in a micro-batch or a sequence."""

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -32,6 +34,22 @@ def test_bf16_with_prepacked_layers_points_the_same_way_for_each_protein():
         assert any(isinstance(module, PrepackedLinear) for module in optimized.modules()) == packs
         means = mean_over_residues(optimized(batch), batch)
     assert nn.functional.cosine_similarity(means, expected).min() >= 0.999
+
+
+@settings(max_examples=8, deadline=None)
+@given(others=st.lists(st.integers(1, 500), max_size=6), threads=st.sampled_from([1, 2]))
+def test_an_fp32_vector_has_the_same_bits_in_every_batch(others, threads):
+    sequences = random_sequences([30, *others])
+    backbone = build_backbone(BackboneSection(source="esm2_t6_8M", layers=1), seed=3)
+    optimize_for_inference(backbone, torch.float32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            alone, together = (backbone(pack_sequences(rows))[:32] for rows in (sequences[:1], sequences))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone, together)
 
 
 def masked_lm() -> MaskedLM:

@@ -27,11 +27,13 @@ from esmeray.service.http.protocol import LimitedProtocol
 from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedIndex, ServedModel, ServeSection
+from esmeray.tasks.diffusion.model import SequenceDiffusion
 from tests.classifiers import classifier_config, export_tiny
 from tests.dataset.tokenizer_folders import esm
 from tests.inference.embedding.jobs import request, write_proteins
 from tests.model.small_models import save_masked_lm
 from tests.model.support import build_model, random_sequences, tiny_section
+from tests.structures import TINY_DIFFUSION
 
 Result = TypeVar("Result")
 BATCH_TOKENS = 128
@@ -44,12 +46,13 @@ class LostError(Exception):
 
 
 def save_models(folder: Path) -> list[ServedModel]:
-    """Save a masked language model, an autoencoder, a protein classifier and a residue classifier."""
+    """Save a masked language model, an autoencoder, a protein and a residue classifier, and a sequence diffusion."""
     save_masked_lm(esm(folder / "esm"), "esm", vocab_size=33)
     export(build_model(tiny_section(), 4), folder / "autoencoder", EsmSequenceTokenizer())
     export_tiny(folder / "places", classifier_config(crop="ends"))
     export_tiny(folder / "helices", classifier_config("per_residue"))
-    names = ("esm", "autoencoder", "places", "helices")
+    export(SequenceDiffusion.build(TINY_DIFFUSION, 0), folder / "folds", EsmSequenceTokenizer())
+    names = ("esm", "autoencoder", "places", "helices", "folds")
     return [ServedModel(name=name, source=str(folder / name), **PRECISION) for name in names]
 
 

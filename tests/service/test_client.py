@@ -37,7 +37,7 @@ def test_order_is_kept_over_many_requests_at_once(address: str):
         rows = client.embed(sequences, "residues")
         with pytest.raises(DataError, match="/v1/classify: refused with 422: model esm has no classes"):
             next(client.classify(sequences[:7]))
-        assert [model["id"] for model in client.models()] == ["esm", "autoencoder", "places", "helices"]
+        assert [model["id"] for model in client.models()] == ["esm", "autoencoder", "places", "helices", "folds"]
         assert client.embed([]) == []
     with Client(address, model="none") as client, pytest.raises(DataError, match="refused with 404: no such model"):
         client.embed(["MKT"])  # a 404 of the service is not retried

@@ -11,12 +11,13 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.structures.store import Structure, StructureStore
 from esmeray.inference.design.denoising import Denoiser
 from esmeray.inference.design.sampling import Request, generate
+from esmeray.model.section import StructureEncoderSection
 from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.model import open_diffusion
 from esmeray.tasks.plan import task_plan
 from esmeray.training.config import Config
 from tests.runs import merged, run_folder, tiny_config, validations
-from tests.structures import folds, pdb_lines, write_pdb
+from tests.structures import folds, pdb_lines, save_proteinmpnn, write_pdb
 from tests.training.runs import assert_same_run, prepared, stop_after, train
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,21 @@ def test_a_stopped_run_resumes_in_a_loader_process_to_the_same_end(tmp_path: Pat
     train(resumed, path)
     assert_same_run(resumed, whole)
     assert len(loader_processes) == 1
+
+
+def test_a_run_from_trained_weights_resumes_to_the_same_end(tmp_path: Path, process_group, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    encoder = {"source": str(save_proteinmpnn(tmp_path / "own.pt")), "frozen": True}
+    sizes = {
+        name: StructureEncoderSection.model_fields[name].default for name in DIFFUSION["model"]["diffusion"]["encoder"]
+    }
+    model = {"diffusion": {"encoder": {**sizes, **encoder}}}
+    whole, path = diffusion_config(tmp_path / "whole", model=model)
+    stopped, _ = diffusion_config(tmp_path / "stopped", model=model)
+    train(whole, path)
+    stop_after(stopped, path, 4)
+    train(stopped, path)
+    assert_same_run(stopped, whole)
 
 
 def test_sequences_of_a_class_are_written_and_guidance_makes_more_of_it(tmp_path: Path, process_group):

@@ -1,28 +1,24 @@
 """Sequence diffusion starts equal to its language model, weights its loss, and is equal after saving and opening."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
+from torch import nn
 from torch.nn import functional
 
 from esmeray.dataset.packed_batch import PackedBatch
+from esmeray.inference.design.denoising import Denoiser
 from esmeray.model.export.backbone import export
 from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.model import SequenceDiffusion, open_diffusion
 from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.tasks.masked_lm.model import MaskedLM
 from esmeray.tasks.section import ModelSection
-from tests.structures import structure_store
-
-SECTION = ModelSection.model_validate(
-    {
-        "task": "diffusion",
-        "backbone": {"source": "esm2_t6_8M", "layers": 2, "hidden_size": 32, "heads": 4},
-        "diffusion": {"adapter_size": 16, "encoder": {"hidden_size": 16, "layers": 2, "neighbours": 8}},
-    }
-)
+from tests.structures import TINY_DIFFUSION, save_proteinmpnn, structure_store
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +30,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> PackedBatch:
 
 def trained(labels: tuple[str, ...] = ()) -> SequenceDiffusion:
     """A model with a nonzero adapter."""
-    model = SequenceDiffusion.build(SECTION, 0, labels).eval()
+    model = SequenceDiffusion.build(TINY_DIFFUSION, 0, labels).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -43,7 +39,7 @@ def trained(labels: tuple[str, ...] = ()) -> SequenceDiffusion:
 
 
 def test_a_new_model_predicts_as_its_language_model_does(batch: PackedBatch):
-    model, plain = SequenceDiffusion.build(SECTION, 0).eval(), MaskedLM.build(SECTION, 0).eval()
+    model, plain = SequenceDiffusion.build(TINY_DIFFUSION, 0).eval(), MaskedLM.build(TINY_DIFFUSION, 0).eval()
     with torch.no_grad():
         torch.testing.assert_close(model.logits(batch, model.conditions(batch)), plain.lm_head(plain.backbone(batch)))
 
@@ -72,6 +68,48 @@ def test_a_batch_without_targets_has_zero_loss_and_reaches_every_weight(batch: P
     assert output.loss_sum == 0 and output.num_targets == 0
     missing = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
     assert not missing, missing
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_export_has_the_trained_weights_that_its_encoder_started_from(
+    tmp_path: Path, batch: PackedBatch, monkeypatch: pytest.MonkeyPatch, frozen: bool
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    encoder = {"source": str(save_proteinmpnn(tmp_path / "own.pt")), "frozen": frozen}
+    model = SequenceDiffusion.build(
+        ModelSection(task="diffusion", backbone=TINY_DIFFUSION.backbone, diffusion={"encoder": encoder}), 0
+    )
+    nn.init.normal_(model.adapter.output.weight)
+    model(batch.without_targets()).loss_sum.backward()
+    missing = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    weights = [weight for name, weight in model.named_parameters() if name.startswith("structure_encoder.network")]
+    assert (
+        not missing
+        and len(weights) > 100
+        and sum(weight.requires_grad for weight in weights) == (0 if frozen else len(weights) - 1)
+    )
+    folder = export(model.eval(), tmp_path / "export")
+    (tmp_path / "own.pt").unlink()
+    shutil.rmtree(tmp_path / "cache")
+    opened = open_diffusion(folder)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            opened.logits(batch, opened.conditions(batch)), model.logits(batch, model.conditions(batch))
+        )
+    assert "trained from own.pt (unknown license)" in (folder / "README.md").read_text()
+    assert Denoiser(opened).weights == "own.pt (unknown license)"
+
+
+def test_the_size_of_trained_weights_can_not_be_set():
+    for encoder, words in [
+        (
+            {"source": "proteinmpnn", "layers": 2, "neighbours": 9},
+            "layers, neighbours can't be set, because the weights",
+        ),
+        ({"frozen": True}, "frozen can't be set, because there is no source"),
+    ]:
+        with pytest.raises(ValidationError, match=words):
+            DiffusionSection.model_validate({"encoder": encoder})
 
 
 def test_an_export_is_opened_as_it_was(tmp_path: Path, batch: PackedBatch):

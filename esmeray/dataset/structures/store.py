@@ -213,13 +213,17 @@ class StructureStore:
                 return predicted.coordinates[own_rows], predicted.confidence[own_rows], chains
         return np.full((length, 4, 3), np.nan, np.float16), self._arrays["confidence"][rows], chains
 
+    def numbers(self, record: int, start: int, length: int) -> NDArray[np.int32]:
+        """Return (length,) :func:`packed_number` of some residues of a record."""
+        first = int(self._starts[record]) + start
+        return self._arrays["numbers"][first : first + length]
+
     def structure(self, record: int) -> Structure:
         residues = self.store.text(record)
         atoms, confidence, chains = self.atoms(record, 0, len(residues))
         # A store has numbers of chains, not the names in the files.
         names = tuple(map(str, range(int(chains.max(initial=0)) + 1)))
-        first = int(self._starts[record])
-        numbers = self._arrays["numbers"][first : first + len(residues)]
+        numbers = self.numbers(record, 0, len(residues))
         return Structure(self.store.id(record), residues, atoms.astype(np.float32), confidence, chains, names, numbers)
 
 

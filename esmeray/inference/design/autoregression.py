@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, NUMBERS, PackedBatch
@@ -35,6 +35,7 @@ class AutoregressiveDesigner:
 
     def __init__(self, model: ProteinMPNN, weights: str) -> None:
         self._model, self.weights, self.device = model, weights, model.W_e.weight.device
+        self.network: nn.Module = model
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
         return self._model.known(torch.from_numpy(structure.coordinates)).numpy()

@@ -206,6 +206,11 @@ def exported_design(source: str | Path) -> Path:
     return located.folder if located.task == proteinmpnn_weights.TASK else exported_by(TASK, source)
 
 
+def is_designer(source: str | Path) -> bool:
+    """Test whether the model designs sequences for structures."""
+    return published_weights(source) is not None or find_model(source).task in (TASK, proteinmpnn_weights.TASK)
+
+
 def structures_of(options: DesignStructuresSection) -> list[Structure]:
     """Read the chains of the structure files and print which residues were changed or left out.
 

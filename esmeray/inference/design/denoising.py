@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
@@ -29,11 +29,14 @@ from esmeray.tasks.diffusion.model import SequenceDiffusion
 class Denoiser:
     """Designer by sequence diffusion; see :class:`~esmeray.inference.design.sampling.Designer`."""
 
-    weights, draws = "", 16
+    draws = 16
     unsupported: tuple[str, ...] = ()
 
     def __init__(self, model: SequenceDiffusion) -> None:
         self._model, self.labels, self.device = model, model.labels, next(model.parameters()).device
+        self.network: nn.Module = model
+        weights = model.encoder_weights
+        self.weights = "" if weights is None else weights.title
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
         # Residues without coordinates are designed from the others.
@@ -57,18 +60,24 @@ class Denoiser:
         hidden = (ranks < torch.tensor(numbers_hidden)[:, None])[list(draws)].to(self.device)
         batch = structure_batch(structure, texts, label).to(self.device)
         _inside(batch.tokens, len(texts)).masked_fill_(hidden, MASK)
-        logits = amino_acid_logits(self._model, self._model.logits(batch, self._model.conditions(batch)))
+        conditions_TH = self._conditions(structure, len(texts), label)
+        logits = amino_acid_logits(self._model, self._model.logits(batch, conditions_TH))
         # Columns of the sequences' residues; -1 for other letters.
         wanted = torch.tensor([[AMINO_ACIDS.find(letter) for letter in text] for text in texts], device=self.device)
         log_p = _inside(logits, len(texts)).log_softmax(-1).gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
         return log_p.masked_fill(~hidden | (wanted < 0), torch.nan)
+
+    def _conditions(self, structure: Structure, copies: int, label: int) -> Tensor:
+        """Return the features of copies of a structure, which is encoded once."""
+        batch = structure_batch(structure, [structure.residues], label).to(self.device)
+        return self._model.conditions(batch).repeat(copies, 1)
 
     def _denoised(self, request: Request, draws: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
         """(C * L,) tokens and (C * L, 20) probabilities, denoised from <mask> everywhere."""
         model, copies, groups_L = self._model, len(draws), torch.from_numpy(request.groups).to(self.device)
         sizes_G = torch.bincount(groups_L)
         batch = structure_batch(request.structure, [request.letters] * copies, request.label).to(self.device)
-        conditions_TH = model.conditions(batch)
+        conditions_TH = self._conditions(request.structure, copies, request.label)
         bias = torch.from_numpy(request.bias).to(self.device)
         hidden_CG = torch.ones(copies, len(sizes_G), dtype=torch.bool, device=self.device)
         hidden_CG[:, groups_L[list(request.fixed)]] = False
@@ -112,9 +121,7 @@ def structure_batch(structure: Structure, sequences: Sequence[str], label: int =
 
 def amino_acid_logits(model: SequenceDiffusion, logits_TK: Tensor) -> Tensor:
     """(T, 20) logits of the amino acids, independent of the backbone's vocabulary."""
-    ids = AMINO_ACID_IDS.to(logits_TK.device)
-    backbone_ids = model.backbone.residue_ids
-    return logits_TK[:, ids if backbone_ids is None else backbone_ids[ids]]
+    return logits_TK[:, model.amino_acid_ids]
 
 
 def _inside(rows: Tensor, copies: int) -> Tensor:

@@ -23,4 +23,4 @@ def open_designer(path: Path, device: str | None) -> Designer:
         check_device(device)
     network, settings = proteinmpnn_weights.open_proteinmpnn(path)
     target = choose_device() if device is None else torch.device(device)
-    return AutoregressiveDesigner(network.to(target), f"{settings.name} ({settings.license} license)")
+    return AutoregressiveDesigner(network.to(target), settings.title)

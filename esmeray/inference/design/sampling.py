@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from esmeray.alignment.search import Search
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
@@ -88,6 +88,7 @@ class Designer(Protocol):
         labels: classes that a design can be conditioned on.
         unsupported: names of settings that the model does not have.
         draws: number of random draws that a likelihood averages over.
+        network: the model's weights.
     """
 
     weights: str
@@ -95,6 +96,7 @@ class Designer(Protocol):
     unsupported: tuple[str, ...]
     draws: int
     device: torch.device
+    network: nn.Module
 
     def designed(self, structure: Structure) -> NDArray[np.bool_]:
         """Return (L,) bool, true for positions that the model can design; the others keep their residue."""
@@ -112,17 +114,24 @@ def weights_notes(model: Designer) -> list[str]:
 
 
 def generate(
-    model: Designer, requests: Sequence[Request], number: int, *, seed: int = 0, tokens: int = DEFAULT_TOKENS
+    model: Designer,
+    requests: Sequence[Request],
+    numbers: int | Sequence[int],
+    *,
+    seed: int = 0,
+    tokens: int = DEFAULT_TOKENS,
 ) -> Iterator[Design]:
-    """Yield designs ``0`` to ``number - 1`` of a seed for each request, in order, batch by batch."""
-    lengths = np.repeat([len(request.structure.residues) for request in requests], number)
+    """Yield designs of a seed for each request, in order, batch by batch: the first n, or those with these numbers."""
+    numbers_N = np.arange(numbers) if isinstance(numbers, int) else np.array(numbers)
+    lengths = np.repeat([len(request.structure.residues) for request in requests], len(numbers_N))
 
     @torch.inference_mode()
     def launch(indices: Indices) -> dict[str, Tensor]:
         # One generator per design, seeded by its number, so that a design does not depend on its batch.
-        states = [np.random.SeedSequence([seed, int(n)]).generate_state(1, np.uint64)[0] for n in indices % number]
+        own_numbers = numbers_N[indices % len(numbers_N)].tolist()
+        states = [np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0] for number in own_numbers]
         generators = [torch.Generator().manual_seed(int(state >> np.uint64(1))) for state in states]
-        designs = model.designs([requests[index] for index in (indices // number).tolist()], generators)
+        designs = model.designs([requests[index] for index in (indices // len(numbers_N)).tolist()], generators)
         return dict(zip(("tokens", "probabilities"), designs, strict=True))
 
     loop = ForwardLoop(model.device, one_by_one(launch), lambda index: f"design {index} of {lengths[index]:,} residues")
@@ -134,7 +143,7 @@ def generate(
         texts = np.split(np.array(VOCABULARY)[designs["tokens"].numpy()], ends)
         probabilities = np.split(designs["probabilities"].numpy(), ends)
         for index, text, rows in zip(indices.tolist(), texts, probabilities, strict=True):
-            yield Design("".join(text), rows, index % number)
+            yield Design("".join(text), rows, int(numbers_N[index % len(numbers_N)]))
 
 
 def log_likelihoods(

@@ -29,16 +29,18 @@ constexpr int64_t d = HEAD;
 // Queries of a block, as many as a register holds: GCC keeps sums of wider vectors in memory, which is eight times as slow.
 #ifdef __AVX512DQ__
 constexpr int LANES = 16;
-constexpr int BLOCKS = 2; // blocks per forward iteration: they share loads and hide latency
+constexpr int SUMS = 16; // sums that the inner loop keeps in registers, half of 32
 #else
 #ifdef __AVX__
 constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
 #endif
-constexpr int BLOCKS = 1;
+constexpr int SUMS = 12; // of 16 registers: three are left for two blocks of queries and an item of a key
 #endif
-constexpr int KEYS = 128; // keys between two additions to the output
+constexpr int BLOCKS = 2; // blocks per forward iteration: they share loads and hide latency
+constexpr int KEYS = SUMS * 8; // keys between two additions to the output
+constexpr int SPARE = 32; // rows beyond a sequence: no block of queries or keys is larger
 constexpr float LARGEST = 1ull << 60; // if a sum of weights exceeds it, weights are rescaled to a larger score
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
@@ -90,7 +92,7 @@ inline Vec exp2(Vec x) {
 
 // How products are formed: STEP neighbours along the summed dimension share one 32-bit item. ROWS: keys of the inner loop.
 struct Single {
-    static constexpr int STEP = 1, ROWS = 8;
+    static constexpr int STEP = 1, ROWS = SUMS == 12 ? 12 : 8;
     static constexpr bool TILED = false;
     struct Tiles {};
     static constexpr float EXP2[] = {0.9999999251f, 0.6931530732f, 0.2401536170f,  // to 7.5e-8
@@ -215,27 +217,28 @@ constexpr int64_t PER_ROW = WIDTH<M> / M::STEP;
 template <class M>
 constexpr int64_t CHANNELS = M::TILED ? round_up(d, 16) : d;
 
-// sums[r][b] += sum over c < count of x[c * x_step + b] * y[r * row + c * column], for b < B
+// sums[r * sums_step + b] += sum over c < count of x[c * x_step + b] * y[r * row + c * column], for b < B
 template <class M, int R, int B>
-inline void accumulate_rows(Vec *sums, const typename M::Lanes *x, int64_t x_step, int64_t count,
+inline void accumulate_rows(Vec *sums, int64_t sums_step, const typename M::Lanes *x, int64_t x_step, int64_t count,
                             const typename M::Item *y, int64_t row, int64_t column) {
     Vec s[R * B];
-    for (int r = 0; r < R * B; ++r) s[r] = sums[r];
+    for (int r = 0; r < R * B; ++r) s[r] = sums[r / B * sums_step + r % B];
     for (int64_t c = 0; c < count; ++c)
 #pragma GCC unroll 16
         for (int r = 0; r < R * B; ++r) s[r] = M::fma(s[r], x[c * x_step + r % B], y[r / B * row + c * column]);
-    for (int r = 0; r < R * B; ++r) sums[r] = s[r];
+    for (int r = 0; r < R * B; ++r) sums[r / B * sums_step + r % B] = s[r];
 }
 
-template <class M, int B = 1>
-inline void accumulate(Vec *sums, int64_t rows, const typename M::Lanes *x, int64_t x_step, int64_t count,
-                       const typename M::Item *y, int64_t row, int64_t column) {
+// The same for any number of rows, R at once, and fewer for the last ones.
+template <class M, int B, int R = SUMS / (B < 2 ? 2 : B)>
+inline void accumulate(Vec *sums, int64_t sums_step, int64_t rows, const typename M::Lanes *x, int64_t x_step,
+                       int64_t count, const typename M::Item *y, int64_t row, int64_t column) {
     if constexpr (M::TILED) return accumulate_tiles<B>(sums, rows, x, x_step, count, y, row);
     int64_t r = 0;
-    for (; r + 8 <= rows; r += 8) accumulate_rows<M, 8, B>(sums + r * B, x, x_step, count, y + r * row, row, column);
-    if (r + 4 <= rows) accumulate_rows<M, 4, B>(sums + r * B, x, x_step, count, y + r * row, row, column), r += 4;
-    if (r + 2 <= rows) accumulate_rows<M, 2, B>(sums + r * B, x, x_step, count, y + r * row, row, column), r += 2;
-    if (r < rows) accumulate_rows<M, 1, B>(sums + r * B, x, x_step, count, y + r * row, row, column);
+    for (; r + R <= rows; r += R) accumulate_rows<M, R, B>(sums + r * sums_step, sums_step, x, x_step, count, y + r * row, row, column);
+    if constexpr (R > 1)
+        if (r < rows)
+            accumulate<M, B, R == 6 ? 4 : R / 2>(sums + r * sums_step, sums_step, rows - r, x, x_step, count, y + r * row, row, column);
 }
 
 struct Rotary {
@@ -321,7 +324,7 @@ inline void accumulate_channels(Vec *sums, const typename M::Lanes *x, int64_t c
                                 int64_t first, int64_t tokens) {
     const int64_t pair = first / M::STEP;
     const typename M::Item *y = M::TILED ? channels + pair : channels + pair * d;
-    accumulate<M, B>(sums, CHANNELS<M>, x, B, count, y, M::TILED ? tokens / M::STEP : 1, M::TILED ? 1 : d);
+    accumulate<M, B>(sums, B, CHANNELS<M>, x, B, count, y, M::TILED ? tokens / M::STEP : 1, M::TILED ? 1 : d);
 }
 
 // rows (queries, d) -> lanes[d / STEP][queries / LANES], one query per lane
@@ -368,7 +371,7 @@ template <class M, int B>
 inline void score_rows(Vec *scores, const typename M::Lanes *queries, const typename M::Item *keys, int64_t first,
                        int64_t length) {
     for (int64_t k = 0; k < M::ROWS * B; ++k) scores[k] = Vec{};
-    accumulate<M, B>(scores, M::ROWS, queries, B, PER_ROW<M>, keys + first * PER_ROW<M>, PER_ROW<M>, 1);
+    accumulate<M, B>(scores, B, M::ROWS, queries, B, PER_ROW<M>, keys + first * PER_ROW<M>, PER_ROW<M>, 1);
     for (int64_t k = (length - first) * B; k < M::ROWS * B; ++k) scores[k] = all(-INFINITY);
 }
 
@@ -407,7 +410,7 @@ void forward_task(const Shape &shape, Head<const E> q, Head<const E> k, Head<con
     typedef typename M::Lanes Lanes;
     typedef typename M::Element Element;
     const int64_t padded = round_up(length, M::ROWS);
-    Element *rows = work.take<Element>(round_up(length, BLOCKS * LANES) * WIDTH<M>);
+    Element *rows = work.take<Element>((length + SPARE) * WIDTH<M>);
     Item *keys = work.take<Item>(padded * PER_ROW<M>), *values = work.take<Item>(padded / M::STEP * CHANNELS<M>);
     Lanes *queries = work.take<Lanes>(BLOCKS * PER_ROW<M>), *shares = work.take<Lanes>(BLOCKS * KEYS);
     Vec *sums = work.take<Vec>(BLOCKS * CHANNELS<M>);
@@ -453,7 +456,7 @@ void forward_task(const Shape &shape, Head<const E> q, Head<const E> k, Head<con
 
 template <class M, class E>
 size_t forward_bytes(int64_t longest) {
-    const int64_t padded = round_up(longest, 2 * LANES);
+    const int64_t padded = longest + SPARE;
     return 4 * (3 * padded * WIDTH<M>) + 64 * BLOCKS * (2 * WIDTH<M> + KEYS) + 64 * 8;
 }
 
@@ -468,7 +471,7 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
                    Rotary rotary, Workspace &work) {
     typedef typename M::Item Item;
     typedef typename M::Lanes Lanes;
-    constexpr int B = M::TILED ? 2 : 1, QUERIES = B * LANES;
+    constexpr int B = M::TILED || LANES < 16 ? BLOCKS : 1, QUERIES = B * LANES;
     constexpr int64_t width = round_up(d, LANES), vectors = width / LANES, lane_items = QUERIES / M::STEP;
     typedef typename M::Element Element;
     const int64_t padded = round_up(length, M::ROWS);
@@ -481,7 +484,6 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
     Vec *scores = work.take<Vec>(B * KEYS), *d_shares = work.take<Vec>(B * KEYS), *d_queries = work.take<Vec>(B * CHANNELS<M>);
     Lanes *d_scores = work.take<Lanes>(B * KEYS);
     Item *shares_by_key = work.take<Item>(KEYS * lane_items), *d_scores_by_key = work.take<Item>(KEYS * lane_items);
-    Vec sums[M::ROWS];
 
     read_rows<M>(reinterpret_cast<Element *>(keys), g.k, start, length, padded, 0, rotary, 1.f);
     pack_channels<M>(keys_by_token, reinterpret_cast<Element *>(keys), padded);
@@ -511,7 +513,7 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
             for (int64_t key = 0; key < block; key += M::ROWS)
                 score_rows<M, B>(scores + key * B, queries, keys, first + key, length);
             for (int64_t key = 0; key < block * B; ++key) d_shares[key] = Vec{};
-            accumulate<M, B>(d_shares, block, d_outs, B, PER_ROW<M>, values + first * PER_ROW<M>, PER_ROW<M>, 1);
+            accumulate<M, B>(d_shares, B, block, d_outs, B, PER_ROW<M>, values + first * PER_ROW<M>, PER_ROW<M>, 1);
             for (int64_t key = 0; key < block; key += M::STEP)
                 for (int b = 0; b < B; ++b) {
                     Vec d_score[M::STEP];
@@ -528,22 +530,24 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
             if constexpr (M::TILED) {
                 const auto *d_out = reinterpret_cast<const Lanes *>(d_outs_by_token);
                 const auto *turned = reinterpret_cast<const Lanes *>(queries_by_token);
-                accumulate<M, vectors>(d_values + first * vectors, block, d_out, vectors, lane_items, shares_by_key, lane_items, 1);
-                accumulate<M, vectors>(d_keys + first * vectors, block, turned, vectors, lane_items, d_scores_by_key, lane_items, 1);
+                accumulate<M, vectors>(d_values + first * vectors, vectors, block, d_out, vectors, lane_items, shares_by_key, lane_items, 1);
+                accumulate<M, vectors>(d_keys + first * vectors, vectors, block, turned, vectors, lane_items, d_scores_by_key, lane_items, 1);
                 continue;
             }
-            for (int64_t key = 0; key < block; key += M::ROWS) {
-                for (int64_t vector = 0; vector < vectors; ++vector) {
-                    Vec *to_value = d_values + (first + key) * vectors + vector, *to_key = d_keys + (to_value - d_values);
-                    const Lanes *d_out = reinterpret_cast<const Lanes *>(d_outs_by_token) + vector;
-                    const Lanes *turned = reinterpret_cast<const Lanes *>(queries_by_token) + vector;
-                    for (int64_t r = 0; r < M::ROWS; ++r) sums[r] = to_value[r * vectors];
-                    accumulate<M>(sums, M::ROWS, d_out, vectors, lane_items, shares_by_key + key * lane_items, lane_items, 1);
-                    for (int64_t r = 0; r < M::ROWS; ++r) to_value[r * vectors] = sums[r], sums[r] = to_key[r * vectors];
-                    accumulate<M>(sums, M::ROWS, turned, vectors, lane_items, d_scores_by_key + key * lane_items, lane_items, 1);
-                    for (int64_t r = 0; r < M::ROWS; ++r) to_key[r * vectors] = sums[r];
+            const auto add = [&](Vec *to, const Item *by_token, const Item *by_key) {
+                const Lanes *lanes = reinterpret_cast<const Lanes *>(by_token);
+                for (int64_t key = 0; key < block; key += M::ROWS) {
+                    Vec *sums = to + (first + key) * vectors;
+                    const Item *y = by_key + key * lane_items;
+                    int64_t vector = 0;
+                    for (; vector + B <= vectors; vector += B)
+                        accumulate<M, B>(sums + vector, vectors, M::ROWS, lanes + vector, vectors, lane_items, y, lane_items, 1);
+                    if (vector < vectors)
+                        accumulate<M, 1>(sums + vector, vectors, M::ROWS, lanes + vector, vectors, lane_items, y, lane_items, 1);
                 }
-            }
+            };
+            add(d_values, d_outs_by_token, shares_by_key);
+            add(d_keys, queries_by_token, d_scores_by_key);
         }
         for (int64_t b = 0; b < B && b * LANES < count; ++b) {
             const int64_t query = first_query + b * LANES;
@@ -560,7 +564,7 @@ void backward_task(const Shape &shape, const Gradients<M, E> &g, const float *ls
 
 template <class M, class E>
 size_t backward_bytes(int64_t longest) {
-    const int64_t padded = round_up(longest, 2 * LANES), width = round_up(d, LANES);
+    const int64_t padded = longest + SPARE, width = round_up(d, LANES);
     return 4 * (5 * padded * WIDTH<M> + 2 * padded * width) + 2 * (4 * LANES * (WIDTH<M> + 2 * width) +
            64 * (3 * WIDTH<M> + 3 * KEYS + 2 * KEYS)) + 64 * 32;
 }

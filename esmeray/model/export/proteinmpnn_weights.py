@@ -59,6 +59,11 @@ class WeightsSettings(BaseModel):
     license: str
     source_sha256: str
 
+    @property
+    def title(self) -> str:
+        """Name and license, for reports."""
+        return f"{self.name} ({self.license} license)"
+
 
 def published_weights(source: str | Path) -> Path | None:
     """Return the .pt file that a name or a path means, or None if it is neither.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, PackedBatch
 from esmeray.model.section import StructureEncoderSection
 from esmeray.model.structures.geometry import (
@@ -24,6 +25,7 @@ from esmeray.model.structures.geometry import (
     pair_features,
     residue_features,
 )
+from esmeray.model.structures.proteinmpnn import CHANNELS, ProteinMPNN
 
 
 class StructureEncoder(nn.Module):
@@ -57,6 +59,31 @@ class StructureEncoder(nn.Module):
             run = partial(checkpoint, layer, use_reentrant=False) if self._checkpointing else layer
             hidden_TH, pairs_TkH = run(hidden_TH, pairs_TkH, neighbours)
         return torch.where(known_T[:, None], hidden_TH, self.unknown)
+
+
+class TrainedEncoder(nn.Module):
+    """Features of structures by trained weights of ProteinMPNN, fine-tuned or ``frozen``.
+
+    The features are the states of its decoder before any residue has a letter. They predict residues better than the
+    states of its encoder; see docs/structdiff.md. ProteinMPNN's own output layer is an offset of the logits, so that
+    training starts from its predictions.
+    """
+
+    def __init__(self, network: ProteinMPNN, *, frozen: bool) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(not frozen)
+        network.W_s.requires_grad_(False)  # not used, since no residue has a letter
+        self.unknown = nn.Parameter(torch.zeros(CHANNELS))  # as in StructureEncoder
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Return (T, H) features in the dtype of the weights."""
+        states_TH = self.network.states(self.network.graph(batch))
+        known_T = self.network.known(batch.by_token[COORDINATES])
+        return torch.where(known_T[:, None], states_TH, self.unknown)
+
+    def letters(self, features_TH: Tensor) -> Tensor:
+        """Return (T, 20) logits of the amino acids from features."""
+        return self.network.W_out(features_TH)[:, : len(AMINO_ACIDS)]
 
 
 class _Layer(nn.Module):

@@ -17,16 +17,17 @@ from esmeray.service.http.bodies import check_query
 from esmeray.service.http.guard import Guard
 from esmeray.service.http.models import Models
 from esmeray.service.http.refusals import RefusalError
-from esmeray.service.http.routes import native, openai, operations, search, tei
+from esmeray.service.http.routes import design, native, openai, operations, search, tei
 from esmeray.service.http.routes.common import Service, WideSearches, problems
 from esmeray.service.section import ServeSection
 
 log = logging.getLogger("esmeray.service")
 
-ROUTES = (openai, native, search, tei, operations)
+ROUTES = (openai, native, search, design, tei, operations)
 """Modules with routes, in the order of /docs."""
-DESCRIPTION = """Embeddings, latents, classes, mutation scores and neighbours of proteins. Bodies are JSON, or FASTA as
-text/x-fasta with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept` asks."""
+DESCRIPTION = """Embeddings, latents, classes, mutation scores, neighbours and designs of proteins. Bodies are JSON, or
+FASTA as text/x-fasta with the other fields in the query; answers are JSON, or Arrow, .npy, Parquet and CSV as `Accept`
+asks."""
 
 
 def build_app(config: ServeSection, models: Models, *, adds_request_id: bool = True) -> Guard:

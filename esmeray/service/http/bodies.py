@@ -187,7 +187,7 @@ def checked(
     Raises RefusalError (413, 422), which names the first refused record.
     """
     records = [sequences] if isinstance(sequences, str) else sequences
-    _check_number(len(records), "sequences", limits)
+    check_number(len(records), "sequences", limits)
     ids = [record.id if isinstance(record, Record) else str(number) for number, record in enumerate(records)]
     texts = [record.sequence if isinstance(record, Record) else record for record in records]
     longest = (
@@ -210,7 +210,7 @@ def checked(
                 limit="sequence_residues",
             )
         total += length
-        _check_number(total, "residues", limits)  # before the letters are checked, which may take seconds
+        check_number(total, "residues", limits)  # before the letters are checked, which may take seconds
         if about.one_token_per_residue:
             texts[index] = _residues(text, name, masks)
         # Protein vocabularies are ASCII; text classifiers take any language.
@@ -247,11 +247,11 @@ def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[s
         raise RefusalError(422, f"the body must be a JSON object with {', '.join(schema.model_fields)}")
     for name, value in content.items():
         if isinstance(value, list):  # sequences, mutations, or latents per sequence
-            _check_number(len(value), "mutations" if name == "mutations" else "sequences", limits)
+            check_number(len(value), "mutations" if name == "mutations" else "sequences", limits)
     return content
 
 
-def _check_number(number: int, unit: Literal["sequences", "mutations", "residues"], limits: LimitsSection) -> None:
+def check_number(number: int, unit: Literal["sequences", "mutations", "residues"], limits: LimitsSection) -> None:
     most: int = getattr(limits, unit)
     if number > most:
         raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; send them in several requests", limit=unit)
@@ -266,14 +266,14 @@ def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
     if not body.startswith(b">"):
         raise RefusalError(400, "FASTA starts with '>' and an id")
     # Count the records before splitting.
-    _check_number(body.count(b"\n>") + 1, "sequences", limits)
+    check_number(body.count(b"\n>") + 1, "sequences", limits)
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(body[1:].split(b"\n>"), 1):
         header, _, lines = record.partition(b"\n")
         sequence = lines.translate(None, b" \t\r\n\v\f")
         residues += len(sequence) - sequence.count(_MASK) * (len(_MASK) - 1)
-        _check_number(residues, "residues", limits)
+        check_number(residues, "residues", limits)
         # Cut before decoding: the header may be the whole body.
         words = header[:_MAX_HEADER_BYTES].decode("utf-8", "replace").split(maxsplit=1)
         name = words[0][:MAX_ID_LENGTH] if words else str(number)
@@ -290,7 +290,7 @@ def _npy(body: bytes, limits: LimitsSection) -> NDArray[np.float32]:
     except Exception as error:  # NumPy evaluates the header as a Python literal, which can raise anything
         raise RefusalError(400, "the body is not a .npy file of numbers") from error
     if array.ndim == 2:
-        _check_number(len(array), "residues", limits)
+        check_number(len(array), "residues", limits)
     return array
 
 

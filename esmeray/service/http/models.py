@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from esmeray.service.contract import About, AboutIndex, Reply
+from esmeray.service.contract import DESIGNS, About, AboutIndex, Reply
 from esmeray.service.http.door import overloaded
 from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.refusals import RefusalError
@@ -123,6 +123,8 @@ class Models:
         return reply
 
     async def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
+        if DESIGNS in self.about[model].outputs:
+            raise RefusalError(422, f"model {model} reads structures and has no tokens")
         return await self._call(self.calls[model].tokens, texts)
 
     async def _call(self, method: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from esmeray.common.errors import ConfigError, expanded
+from esmeray.common.errors import expanded
 from esmeray.dataset.embeddings.cache import FeatureStore
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.tokens.esm import VOCABULARY
@@ -62,10 +62,6 @@ class Computer:
             equal_bytes=served.equal_bytes,
             key="models",
         )
-        for head in model.heads.values():
-            refusal = getattr(head, "not_served", "")
-            if refusal:
-                raise ConfigError(f"models: {served.source}: {refusal.replace('SOURCE', served.source)}")
         outputs = model.outputs(None if prediction is None else [prediction])
         # Outputs per pair are only for jobs: the pairs of 50,000 residues would take 10 GB.
         self._outputs = {output.name: output for output in outputs if output.per != "pair"}

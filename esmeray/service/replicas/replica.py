@@ -15,7 +15,7 @@ import psutil
 import ray
 
 from esmeray.common.errors import ConfigError, DataError, ResourceError
-from esmeray.service.contract import LIKELIHOOD, About, Reply
+from esmeray.service.contract import DESIGNS, LIKELIHOOD, About, Reply
 from esmeray.service.replicas.batcher import Item, OverloadedError, TokenBatcher
 from esmeray.service.section import ServedModel
 
@@ -78,7 +78,9 @@ class ModelReplica(Replica):
     def __init__(self, model: dict[str, Any], device: str, version: str) -> None:
         import torch  # here, since the process that deploys the replicas also imports this module
 
+        from esmeray.inference.design.calls import is_designer
         from esmeray.service.replicas.computer import Computer
+        from esmeray.service.replicas.design_computer import DesignComputer
 
         set_up_process()
         start_s = time.perf_counter()
@@ -86,7 +88,8 @@ class ModelReplica(Replica):
         self._device = device
         # Otherwise torch uses all cores, whatever Ray has reserved for this replica.
         torch.set_num_threads(max(1, int(self._model.cpus)))
-        self._computer = Computer(self._model, device)
+        computer: Any = DesignComputer if is_designer(self._model.source) else Computer
+        self._computer = computer(self._model, device)
         _refuse_other_weights(self._model.name, version, self._computer.about.fingerprint)
         loaded_s = time.perf_counter()
         self._warm_up()
@@ -134,6 +137,8 @@ class ModelReplica(Replica):
     def _warm_up(self) -> None:
         """Run small batches, since some kernels are compiled at first use."""
         output = next(iter(self._computer.about.outputs))
+        if output == DESIGNS:  # nothing is compiled for designs
+            return
         items = self._computer.items(output, [(WARM_UP_LETTERS * 50)[:length] for length in WARM_UP_LENGTHS])
         for batch in (items[:1], items[1:], items):
             self._computer.compute(batch)

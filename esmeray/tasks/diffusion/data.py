@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from esmeray.dataset.batches.loader import BatchSource, Indices, SourceBatch
 from esmeray.dataset.batches.preparation import chosen_positions, crop_starts, cropped_lengths
 from esmeray.dataset.batches.random_bits import Bits, keyed_bits, positional_bits, threshold
-from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, TARGETS, WEIGHTS
+from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, NUMBERS, TARGETS, WEIGHTS
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
-from esmeray.dataset.structures.store import StructureStore
+from esmeray.dataset.structures.store import StructureStore, chain_positions
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.dataset.tokens.esm import MASK, cumulative_lengths, packed_from_tokens, tokenize_pieces
 from esmeray.tasks.diffusion.section import DiffusionSection
@@ -63,15 +63,14 @@ class StructureSource(BatchSource):
         tokens_T[hidden_M] = MASK
         # Separate random bits: a sequence may lose its label and keep its structure.
         unlabelled_N = self._dropped(_NO_LABEL, epoch, records_N)
-        coordinates, chains = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
+        structures = self._structures(epoch, records_N, starts_N, lengths_N, cu_seqlens)
         batch = packed_from_tokens(
             tokens_T,
             lengths_N + SPECIAL_TOKENS_PER_SEQUENCE,
             records_N,
             by_token={
                 TARGETS: torch.from_numpy(targets_T),
-                COORDINATES: torch.from_numpy(coordinates),
-                CHAINS: torch.from_numpy(chains),
+                **{name: torch.from_numpy(rows) for name, rows in structures.items()},
             },
             by_sequence={
                 WEIGHTS: torch.from_numpy(loss_weights(shares_N, self._section).astype(np.float32)),
@@ -83,17 +82,18 @@ class StructureSource(BatchSource):
 
     def _structures(
         self, epoch: int, records_N: Indices, starts_N: Indices, lengths_N: Indices, cu_seqlens: NDArray[np.int32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return coordinates (T, 4, 3) and chains (T,). Coordinates are NaN for special tokens and dropped
-        structures."""
+    ) -> dict[str, NDArray]:
+        """Return coordinates (T, 4, 3), chains (T,) and numbers (T,) by name. Coordinates are NaN for special tokens
+        and dropped structures."""
         coordinates = np.full((int(cu_seqlens[-1]), 4, 3), np.nan, dtype=np.float32)
-        chains = np.zeros(int(cu_seqlens[-1]), dtype=np.int64)
+        chains, numbers = np.zeros((2, int(cu_seqlens[-1])), dtype=np.int64)
         dropped_N = self._dropped(_NO_STRUCTURE, epoch, records_N)
         windows = zip(records_N.tolist(), starts_N.tolist(), lengths_N.tolist(), cu_seqlens.tolist(), strict=False)
         for number, (record, start, length, first) in enumerate(windows):
             # The rows after <cls>, which has no coordinates.
             rows = slice(first + 1, first + 1 + length)
             atoms, confidence, chains[rows] = self._store.atoms(record, start, length)
+            numbers[rows] = chain_positions(self._store.numbers(record, start, length))
             # Dropped structures keep their chains: the number of chains is no structural information.
             if dropped_N[number]:
                 continue
@@ -103,7 +103,7 @@ class StructureSource(BatchSource):
                 # A generator per record, so that noise does not depend on the other records in the batch.
                 random = np.random.default_rng(self._bits(_NOISE, epoch, records_N[number : number + 1]))
                 coordinates[rows] += self._section.noise * random.standard_normal((length, 4, 3), dtype=np.float32)
-        return coordinates, chains
+        return {COORDINATES: coordinates, CHAINS: chains, NUMBERS: numbers}
 
     def _dropped(self, purpose: int, epoch: int, records_N: Indices) -> NDArray[np.bool_]:
         # Held-out sequences keep their conditions: the model evaluates the loss without them itself.

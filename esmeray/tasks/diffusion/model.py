@@ -12,18 +12,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional
 
 from esmeray.common.errors import expanded
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import LABELS, WEIGHTS, PackedBatch
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.dataset.tokens.esm import VOCABULARY
 from esmeray.model.attention.packed import attend
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import drawn, residue_masked_lm
 from esmeray.model.export.exported_folder import read_settings_of, write_settings
+from esmeray.model.export.proteinmpnn_weights import WeightsSettings, open_proteinmpnn
 from esmeray.model.section import BackboneSection
-from esmeray.model.structures.encoder import StructureEncoder
+from esmeray.model.structures.encoder import StructureEncoder, TrainedEncoder
+from esmeray.model.structures.proteinmpnn import ProteinMPNN
 from esmeray.model.task_model import Card, TaskOutput, scalar_sums
 from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.tasks.masked_lm.model import MaskedLM, hidden_residues, residue_metrics, residue_sums
@@ -31,6 +36,7 @@ from esmeray.tasks.section import ModelSection
 
 WEIGHTS_FILE = "structdiff.safetensors"
 CONFIG_FILE = "structdiff_config.json"
+_EncoderWeights: TypeAdapter[WeightsSettings | None] = TypeAdapter(WeightsSettings | None)
 
 _OPENING = """```python
 from esmeray.tasks.diffusion.model import open_diffusion
@@ -49,29 +55,52 @@ class SequenceDiffusion(MaskedLM):
     """
 
     task = "diffusion"
-    not_served = "sequence diffusion models can't be served; use 'esmeray design generate SOURCE'"
     saved_apart = ("backbone.", "lm_head.")
 
     def __init__(
-        self, backbone: PackedBackbone, lm_head: nn.Module, section: DiffusionSection, labels: tuple[str, ...] = ()
+        self,
+        backbone: PackedBackbone,
+        lm_head: nn.Module,
+        section: DiffusionSection,
+        labels: tuple[str, ...] = (),
+        trained_encoder: tuple[ProteinMPNN, WeightsSettings] | None = None,
     ) -> None:
         super().__init__(backbone, lm_head)
         self.section, self.labels = section, labels
         channels = section.encoder.hidden_size
-        self.structure_encoder = StructureEncoder(section.encoder, checkpointing=bool(backbone.gradient_checkpointing))
+        checkpointing = bool(backbone.gradient_checkpointing)
+        network, weights = trained_encoder or (None, None)
+        self.encoder_weights: WeightsSettings | None = weights
+        self.structure_encoder: StructureEncoder | TrainedEncoder = (
+            StructureEncoder(section.encoder, checkpointing=checkpointing)
+            if network is None
+            else TrainedEncoder(network, frozen=section.encoder.frozen)
+        )
         self.label_embedding = nn.Embedding(len(labels) + 1, channels)  # row 0: no label, or label dropped in training
+        if network is not None:  # so that training starts from the predictions of ProteinMPNN
+            nn.init.zeros_(self.label_embedding.weight)
         self.adapter = _Adapter(
             backbone.hidden_size, channels, backbone.config.num_attention_heads, section.adapter_size
         )
+
+    @property
+    def amino_acid_ids(self) -> Tensor:
+        """(20,) ids of the amino acids in the backbone's vocabulary."""
+        ids = torch.tensor(
+            [VOCABULARY.index(letter) for letter in AMINO_ACIDS], device=self.label_embedding.weight.device
+        )
+        return ids if self.backbone.residue_ids is None else self.backbone.residue_ids[ids]
 
     @classmethod
     def build(
         cls, section: ModelSection, seed: int, labels: tuple[str, ...] = (), *, empty: bool = False
     ) -> "SequenceDiffusion":
         """Build the model to train; see :meth:`esmeray.tasks.masked_lm.model.MaskedLM.build`."""
+        source = section.diffusion.encoder.source
+        trained_encoder = None if source is None else open_proteinmpnn(source)
         backbone, head = residue_masked_lm(section.backbone, seed, empty=empty)
         with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
-            return cls(backbone, head, section.diffusion, labels).train()
+            return cls(backbone, head, section.diffusion, labels, trained_encoder).train()
 
     def forward(self, batch: PackedBatch) -> TaskOutput:
         """Compute the weighted cross entropy, summed over the targets.
@@ -135,11 +164,15 @@ class SequenceDiffusion(MaskedLM):
             "backbone structure. config.json describes the language model only, without the structure "
             "encoder.\n"
         )
+        if weights := self.encoder_weights:
+            description += f"\nThe structure encoder was trained from {weights.title}.\n"
         return Card(None, ("inverse-folding",), description, _OPENING)
 
     def save(self, folder: Path) -> None:
         self.save_own_weights(folder / WEIGHTS_FILE)
-        write_settings(folder / CONFIG_FILE, {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels})
+        weights = self.encoder_weights and self.encoder_weights.model_dump()
+        settings = {"diffusion": self.section.model_dump(mode="json"), "labels": self.labels, "encoder": weights}
+        write_settings(folder / CONFIG_FILE, settings)
 
     def _logits(
         self, features_TD: Tensor, conditions_TH: Tensor, batch: PackedBatch, positions_M: Tensor | None = None
@@ -147,7 +180,12 @@ class SequenceDiffusion(MaskedLM):
         adapted_TD = self.adapter(features_TD, conditions_TH, batch)
         if positions_M is not None:
             adapted_TD = adapted_TD.index_select(0, positions_M)
-        return self.lm_head(adapted_TD).float()
+            conditions_TH = conditions_TH.index_select(0, positions_M)
+        logits_TK = self.lm_head(adapted_TD).float()
+        if isinstance(self.structure_encoder, TrainedEncoder):
+            letters_T20 = self.structure_encoder.letters(conditions_TH).float()
+            logits_TK = logits_TK.index_add(1, self.amino_acid_ids, letters_T20)
+        return logits_TK
 
 
 def open_diffusion(folder: str | Path) -> SequenceDiffusion:
@@ -156,14 +194,20 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     Raises DataError (no such model, another format version, damaged files) or ConfigError (its backbone).
     """
     folder = expanded(folder).absolute()
-    section, labels = read_settings_of(
+    section, labels, weights = read_settings_of(
         folder / CONFIG_FILE,
         "model of sequence diffusion",
-        lambda settings: (DiffusionSection.model_validate(settings["diffusion"]), tuple(settings["labels"])),
+        lambda settings: (
+            DiffusionSection.model_validate(settings["diffusion"]),
+            tuple(settings["labels"]),
+            _EncoderWeights.validate_python(settings.get("encoder")),  # missing in older exports
+        ),
     )
+    # The export has the weights, so that their source is not needed.
+    trained_encoder = None if weights is None else (ProteinMPNN(weights.variant, weights.neighbours), weights)
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with drawn(0):  # random weights are overwritten; the caller's random state must not change
-        model = SequenceDiffusion(backbone, head, section, labels)
+        model = SequenceDiffusion(backbone, head, section, labels, trained_encoder)
     model.load_own_weights(folder / WEIGHTS_FILE)
     return model.eval()
 

@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 from esmeray.service.http import app
 from esmeray.service.http.refusals import printable
 from tests.service.serving import Serving, npy, problem
+from tests.structures import folds, pdb_lines
 
 BAD_BODIES = int(os.environ.get("ESMERAY_BAD_BODIES", "20"))
 ROUTES = (
@@ -140,7 +141,7 @@ OBJECTS = st.dictionaries(st.sampled_from([*FIELDS, *OTHERS]), VALUES, max_size=
 LIKELY = st.builds(
     lambda fields, model, texts: {**fields, "model": model, "sequences": texts, "input": texts, "inputs": texts},
     OBJECTS,
-    st.sampled_from(["esm", "autoencoder", "places", "helices", None]),
+    st.sampled_from(["esm", "autoencoder", "places", "helices", "folds", None]),
     st.lists(WORDS | st.text(string.ascii_letters + ".-<*", max_size=9), max_size=4),
 )
 RECORD = {"id": "P1", "sequence": "MKT"}
@@ -150,6 +151,7 @@ ANSWERED: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": [RECORD]},
     "/v1/classify": {"model": "places", "sequences": [RECORD]},
     "/v1/decode": {"model": "autoencoder", "latents": [[[0.5] * 8]]},
+    "/v1/design": {"model": "folds", "structure": "\n".join(pdb_lines(folds(1)[0])[:80]), "number": 1},
     "/predict": {"inputs": [[RECORD]]},
 }
 """A valid body per route."""
@@ -204,7 +206,7 @@ def test_an_unknown_field_is_named_wherever_it_is(
     client: httpx.Client, fields: dict[str, set[str]], path: str, name: str, value: Any, place: str
 ):
     body: Any = json.loads(json.dumps(ANSWERED[path]))
-    if place == "record" and path != "/v1/decode":
+    if place == "record" and path not in ("/v1/decode", "/v1/design"):
         ((entry, records),) = ((entry, item) for entry, item in body.items() if isinstance(item, list))
         assume(name not in RECORD)
         (records[0][0] if path == "/predict" else records[0])[name] = value

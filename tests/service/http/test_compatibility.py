@@ -48,7 +48,7 @@ def test_openais_client_gets_vectors_in_each_encoding_and_the_models(client: htt
             np.testing.assert_allclose(item.embedding, vector, rtol=1e-6)
     assert (len(default.data), len(one.data), default.usage.total_tokens) == (2, 1, 17)
     listed = of_openai.models.list().data
-    assert [model.id for model in listed] == ["esm", "autoencoder", "places", "helices"]
+    assert [model.id for model in listed] == ["esm", "autoencoder", "places", "helices", "folds"]
     assert of_openai.models.retrieve("places") == listed[2]
     null = {"input": SEQUENCES, "model": None, "encoding_format": None, "dimensions": None, "user": None}
     assert client.post("/v1/embeddings", json=null).json() == json.loads(floats.model_dump_json())
