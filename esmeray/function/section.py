@@ -87,8 +87,13 @@ class EvaluateTermsSection(EvaluationSection):
 
     truth: Path
     """Annotations to evaluate against: a table of proteins and terms, or GAF."""
-    ontology: Path
-    """OBO file of the ontology, e.g. go-basic.obo."""
+    ontology: Path | None = None
+    """OBO file of the ontology, e.g. go-basic.obo. A run has its own."""
+    input: list[str] = Field(default=[])
+    """Sequences of the truth's proteins, to evaluate the sets of a run: FASTA files, folders, quoted globs, or one
+    store."""
+    calibrate: bool = False
+    """Calibrate the sets of the run with these proteins. Never use test proteins."""
     ia: Path | None = None
     """TSV of term and information accretion."""
     ia_from: Path | None = None
@@ -110,3 +115,9 @@ class EvaluateTermsSection(EvaluationSection):
     """End of the dates to keep in GAF, YYYYMMDD, exclusive."""
     output: Path | None = None
     """Folder to create for the results."""
+
+    @model_validator(mode="after")
+    def _has_ontology_or_input(self) -> "EvaluateTermsSection":
+        if not self.input and (self.calibrate or self.ontology is None):
+            raise ValueError("give ontology for a file of predictions, or input for a run, also to calibrate it")
+        return self

@@ -21,15 +21,18 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import grown_folder
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.targets import has_target
-from esmeray.model.export.exported_folder import MADE_BY, read_settings_of, write_settings
+from esmeray.model.export.exported_folder import read_settings_of, write_settings
 
 CALIBRATION_FILE = "calibration.json"
 COVERAGE = 0.9
 """Coverage that an evaluation reports."""
-_COMMAND = "esmeray classify evaluate MODEL --evaluate.calibrate true"
+HELD_OUT = (
+    "sets are calibrated with the run's held-out records: their coverage holds for records exchangeable with these; "
+    "for others, calibrate with records like them: --evaluate.calibrate true --evaluate.input FILE"
+)
+_REMEDY = "calibrate it: esmeray classify evaluate (or function evaluate) MODEL --evaluate.calibrate true"
 _LEVELS = 1000
 """Thresholds are stored for coverages in steps of 1 / _LEVELS."""
 _FLOOR = 1e-8
@@ -44,40 +47,39 @@ class Calibration(BaseModel):
         thresholds: largest nonconformity in a set, for coverages of 0.001, 0.002 ... up to n / (n + 1): one list, for
             regression one per column, for terms one per group of proteins.
         temperature: divisor of the logits; 1 for regression and terms.
-        fingerprint: identity of the model that was calibrated; empty if the calibration is part of a run.
+        fingerprint: identity of the model that was calibrated.
+        held_out: True if the records are the run's own held-out ones.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: TargetKind
     records: int
-    thresholds: list[list[float]]
+    thresholds: list[list[float]] = []
     temperature: float = 1.0
     fingerprint: str = ""
+    held_out: bool = False
 
     @classmethod
-    def load(cls, path: Path, fingerprint: str = "") -> "Calibration | None":
+    def load(cls, path: Path, fingerprint: str) -> "Calibration | None":
         """Load a calibration; None without the file. Raises DataError if it is damaged, or belongs to other weights."""
         if not path.is_file():
             return None
         calibration = read_settings_of(path, "calibration", cls.model_validate)
         if calibration.fingerprint != fingerprint:
-            raise DataError(f"{path}: belongs to other weights; calibrate this model: {_COMMAND}")
+            raise DataError(f"{path}: belongs to other weights than this model; {_REMEDY}")
         return calibration
 
     def save(self, path: Path) -> None:
+        path.unlink(missing_ok=True)  # in a grown folder, a hard link to the previous calibration
         write_settings(path, self.model_dump())
-
-    def save_with(self, export: Path) -> None:
-        """Add the calibration to an export, whose other files stay as they are."""
-        with grown_folder(export, export, MADE_BY) as building:
-            path = building / CALIBRATION_FILE
-            path.unlink(missing_ok=True)  # a hard link to the previous one
-            self.save(path)
 
     def probabilities(self, predicted_RC: NDArray) -> NDArray[np.float32]:
         """Return (R, C) calibrated probabilities; numbers stay as they are."""
-        return _softened(self.kind, _logits(self.kind, predicted_RC), self.temperature)
+        if self.kind == "regression":
+            return predicted_RC
+        shares = softmax(_logits(self.kind, predicted_RC) / self.temperature, axis=-1).astype(np.float32)
+        return shares[..., 1] if self.kind == "multilabel" else shares
 
 
 def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[np.float64]:
@@ -86,10 +88,7 @@ def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[n
     Raises ConfigError if the model is not calibrated, or by too few records for this coverage.
     """
     if calibration is None:
-        raise ConfigError(
-            f"coverage {coverage}: the model is not calibrated; calibrate a classifier ({_COMMAND}), or train a run of "
-            "function prediction again"
-        )
+        raise ConfigError(f"coverage {coverage}: the model is not calibrated; {_REMEDY}")
     level = math.ceil(coverage * _LEVELS - 1e-6)
     reached = min(map(len, calibration.thresholds))
     if level > reached:
@@ -108,20 +107,16 @@ def fit(kind: TargetKind, predicted_RC: NDArray, targets: NDArray, records_R: ND
     """
     known = has_target(targets)
     predicted_RC, targets, records_R = predicted_RC[known], targets[known], records_R[known]
-    logits = _logits(kind, predicted_RC)
-    temperature = 1.0 if kind == "regression" else _temperature(kind, logits, targets)
-    scores_RC = _nonconformity(kind, _softened(kind, logits, temperature), targets)
+    temperature = 1.0 if kind == "regression" else _temperature(kind, predicted_RC, targets)
+    records = len(np.unique(records_R))
+    calibration = Calibration(kind=kind, records=records, temperature=temperature, fingerprint=fingerprint)
+    scores_RC = _nonconformity(kind, calibration.probabilities(predicted_RC), targets)
     truth_RC = _true_labels(kind, targets, scores_RC.shape[1])
     # Columns of numbers have different units, so each has its own thresholds.
     columns = np.arange(scores_RC.shape[1])
     groups = [truth_RC & (columns == column) for column in columns] if kind == "regression" else [truth_RC]
-    calibration = Calibration(
-        fingerprint=fingerprint,
-        kind=kind,
-        records=len(np.unique(records_R)),
-        temperature=temperature,
-        thresholds=[quantiles(scores_RC[mask_RC], records_R[np.nonzero(mask_RC)[0]]) for mask_RC in groups],
-    )
+    thresholds = [quantiles(scores_RC[mask_RC], records_R[np.nonzero(mask_RC)[0]]) for mask_RC in groups]
+    calibration = calibration.model_copy(update={"thresholds": thresholds})
     thresholds_of(calibration, COVERAGE)
     return calibration
 
@@ -167,22 +162,16 @@ def quantiles(scores_I: NDArray, records_I: NDArray) -> list[float]:
 
 
 def _logits(kind: TargetKind, predicted_RC: NDArray) -> NDArray:
-    """Logits up to a constant: (R, C), or (R, C, 2) for labels that are false or true; numbers stay as they are."""
-    if kind == "regression":
-        return predicted_RC
+    """Logits up to a constant: (R, C), or (R, C, 2) for labels that are false or true."""
     shares = predicted_RC.astype(np.float64)
     if kind == "multilabel":
         shares = np.stack([1 - shares, shares], axis=-1)
     return np.log(np.maximum(shares, _FLOOR))
 
 
-def _softened(kind: TargetKind, logits: NDArray, temperature: float) -> NDArray[np.float32]:
-    values = logits if kind == "regression" else softmax(logits / temperature, axis=-1)
-    return (values[..., 1] if kind == "multilabel" else values).astype(np.float32)
-
-
-def _temperature(kind: TargetKind, logits: NDArray[np.float64], targets: NDArray) -> float:
+def _temperature(kind: TargetKind, predicted_RC: NDArray, targets: NDArray) -> float:
     """The temperature with the highest likelihood of the targets."""
+    logits = _logits(kind, predicted_RC)
     if kind == "multilabel":
         known_RC = np.isfinite(targets)
         logits, targets = logits[known_RC], targets[known_RC].astype(np.int64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.publishing import made_folder, refuse_existing
+from esmeray.common.publishing import grown_folder, made_folder, refuse_existing
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.dataset.section import Part
 from esmeray.inference.classify.labelled import (
@@ -241,11 +241,14 @@ def evaluate(
     pipeline = ClassifierPipeline.load(folder, data=own.data, calibrated=False, **section.options())
     from esmeray.inference.calibration import CALIBRATION_FILE, Calibration, fit  # here: it loads scipy.optimize
     from esmeray.inference.classify.report import evaluation_of, scored_by, write_report
+    from esmeray.model.export.exported_folder import MADE_BY
 
     scored, baselines, counts = scored_by(pipeline, own.model.tokenizer, texts, training)
     fingerprint = pipeline.model.facts.fingerprint
     if section.calibrate:
-        fit(space.kind, scored.probabilities, scored.targets, scored.records, fingerprint).save_with(folder)
+        fitted = fit(space.kind, scored.probabilities, scored.targets, scored.records, fingerprint)
+        with grown_folder(folder, folder, MADE_BY) as building:
+            fitted.model_copy(update={"held_out": section.input is None}).save(building / CALIBRATION_FILE)
     calibration = Calibration.load(folder / CALIBRATION_FILE, fingerprint)
     # The run's own training records have identity 1.
     if trained is not None and not trained.store.is_text and (section.input or part in ("validation", "test")):

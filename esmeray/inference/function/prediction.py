@@ -4,7 +4,8 @@ The run's folder ``function`` is written completely or not at all. It holds:
 
 - the data (:mod:`esmeray.function.proteins`) and the vectors
 - ``ranker_ASPECT.npz``
-- ``sets_ASPECT.json``: thresholds of conformal sets
+- ``calibration_ASPECT.json``: thresholds of conformal sets, fitted to the held-out proteins until
+  :func:`evaluate_sets` calibrates with others
 - ``blend.json``: weights, and the metrics of each part, the blend and the ranker on the held-out proteins
 
 Blend and ranker are fitted on parts that know the training proteins only. Predictions then transfer from all proteins.
@@ -15,20 +16,30 @@ and the lines of finished blocks of proteins. The same command resumes the job.
 """
 
 import json
+import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from rich.table import Table
 from scipy.sparse import csr_array, hstack
 
 from esmeray.common.command_line import result_console
-from esmeray.common.errors import ConfigError, read_json
+from esmeray.common.errors import ConfigError, DataError, read_json
 from esmeray.common.progress import record_bar, status_line
-from esmeray.common.publishing import file_xxh128, made_file, made_folder, output_or_scratch, refuse_file
+from esmeray.common.publishing import (
+    file_xxh128,
+    grown_folder,
+    made_file,
+    made_folder,
+    output_or_scratch,
+    refuse_file,
+)
 from esmeray.common.text import counted
 from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.manifest import ranges
@@ -36,18 +47,18 @@ from esmeray.dataset.section import DataSection, IngestSection
 from esmeray.dataset.sequence_list import checked_paths
 from esmeray.dataset.store.conversion import job_store
 from esmeray.dataset.store.reader import Store
-from esmeray.function.annotations import Annotations
+from esmeray.function.annotations import EXPERIMENTAL, Annotations, read_annotations
 from esmeray.function.evaluation import evaluate_functions
 from esmeray.function.ontology import propagate, read_ontology
 from esmeray.function.predictors import blended, fit_blend
 from esmeray.function.proteins import FunctionData, prepare, read
 from esmeray.function.ranker import Ranker, fit_ranker, scored
-from esmeray.function.section import EvaluationSection, PredictTermsSection
+from esmeray.function.section import EvaluateTermsSection, EvaluationSection, PredictTermsSection
 from esmeray.function.submission import check_submission
 from esmeray.function.vectors import Vectors, read_vectors
-from esmeray.inference.calibration import Calibration, thresholds_of
-from esmeray.inference.function.parts import Parts, takes_vectors
-from esmeray.inference.function.sets import fit_sets, in_sets
+from esmeray.inference.calibration import COVERAGE, HELD_OUT, Calibration, thresholds_of
+from esmeray.inference.function.parts import Parts, Queries, takes_vectors
+from esmeray.inference.function.sets import EDGES, fit_sets, in_sets
 from esmeray.inference.function.vectors import load_known, save_known, vectors_of
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.run_folder.paths import EXPORT, RunFolder
@@ -57,6 +68,8 @@ from esmeray.training.config import load_config
 
 if TYPE_CHECKING:
     from esmeray.inference.settings import PredictFunctionsSettings
+
+log = logging.getLogger(__name__)
 
 TRAIN = "esmeray train --config train_config/function.yaml"
 MADE_BY = "predict_function"
@@ -76,13 +89,15 @@ def finish(section: RunSection, data: DataSection, terms: TermsSection) -> None:
         with made_folder(target, _BLEND_MADE_BY, overwrite=False) as building, status_line() as show:
             show("fitting the blend")
             shutil.copytree(prepare(data, run.stores), building, dirs_exist_ok=True)
-            blend = _fitted(building, run.export, terms)
+            blend, calibrations = _fitted(building, run.export, terms)
             (building / BLEND_FILE).write_text(json.dumps(blend, indent=2) + "\n", encoding="utf-8")
+            _save_calibrations(building, calibrations)
     _print(json.loads((target / BLEND_FILE).read_text(encoding="utf-8")))
+    print(HELD_OUT)
 
 
-def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
-    """Fit the blend and return its weights and held-out metrics by aspect."""
+def _fitted(folder: Path, export: Path, terms: TermsSection) -> tuple[dict[str, Any], dict[str, Calibration]]:
+    """Fit the blend and return its weights and held-out metrics, and the calibration of its sets, by aspect."""
     data = read(folder)
     vectors_RC: Vectors | None = None
     if takes_vectors(terms):
@@ -94,7 +109,7 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
     queries = parts.queries(
         [data.store.text(record) for record in held_out.tolist()], None if vectors_RC is None else vectors_RC[held_out]
     )
-    blend = {}
+    blend, calibrations = {}, {}
     for name, aspect in data.aspects.items():
         rows = np.flatnonzero(~aspect.training)
         queried = np.searchsorted(held_out, aspect.records[rows])
@@ -107,10 +122,27 @@ def _fitted(folder: Path, export: Path, terms: TermsSection) -> dict[str, Any]:
         ranker, crossed_K = fit_ranker(pairs, aspect.terms[rows])
         ranker.save(folder / f"ranker_{name}.npz")
         predicted = {**scores, "blend": summed, "ranker": scored(crossed_K, pairs, aspect.aspect)}
-        sets = fit_sets(predicted["ranker"], aspect.terms[rows], *parts.similarity(name, queries, queried))
-        sets.save(folder / f"sets_{name}.json")
+        sets = fit_sets(aspect.terms[rows], predicted["ranker"], *parts.similarity(name, queries, queried))
+        calibrations[name] = sets.model_copy(update={"held_out": True})
         blend[name] = {"weights": weights, "proteins": len(rows), "validation": _values(data, name, rows, predicted)}
-    return blend
+    return blend, calibrations
+
+
+def _save_calibrations(folder: Path, calibrations: dict[str, Calibration]) -> None:
+    """Save the calibrations of aspects in the run's folder ``function``."""
+    # The blend's checksum identifies the run, because the blend depends on all of its parts.
+    fingerprint = file_xxh128(folder / BLEND_FILE)
+    for name, calibration in calibrations.items():
+        path = folder / f"calibration_{name}.json"
+        calibration.model_copy(update={"fingerprint": fingerprint}).save(path)
+
+
+def _calibrations(run: Path, aspects: Iterable[str]) -> dict[str, Calibration | None]:
+    fingerprint = file_xxh128(run / FOLDER / BLEND_FILE)
+    loaded = {name: Calibration.load(run / FOLDER / f"calibration_{name}.json", fingerprint) for name in aspects}
+    if any(calibration is not None and calibration.held_out for calibration in loaded.values()):
+        log.warning(HELD_OUT)
+    return loaded
 
 
 def _values(
@@ -150,6 +182,65 @@ def _finished(run: Path) -> tuple[TermsSection, dict[str, Any]]:
         if path.is_file():
             verified(path)
     return load_config(run / "config.yaml", is_stored=True).model.terms, read_json(blend, "train again")
+
+
+def _rankers(run: Path, aspects: Iterable[str]) -> dict[str, Ranker]:
+    files = {name: run / FOLDER / f"ranker_{name}.npz" for name in aspects}
+    if not all(path.is_file() for path in files.values()):
+        raise ConfigError(f"{run}: was trained by a version without rankers; give --predict.part blend, or train again")
+    return {name: Ranker.load(path) for name, path in files.items()}
+
+
+def evaluate_sets(run: Path, options: EvaluateTermsSection) -> pd.DataFrame:
+    """Return aspect, bits per residue of the best hit, coverage and size of each protein's set of COVERAGE.
+
+    With ``options.calibrate``, calibrate the run with these proteins first. Raises DataError if the run transfers terms
+    from one of them.
+    """
+    settings, blend = _finished(run)
+    rankers = _rankers(run, blend)
+    with TemporaryDirectory() as scratch:
+        store = job_store(options.input, IngestSection(), Path(scratch))
+        parts, vectors_NC = _opened(run, settings, store, Path(scratch))
+        ids = [store.id(record) for record in range(len(store))]
+        truth = read_annotations(
+            options.truth,
+            read_ontology(run / FOLDER / "terms.obo"),
+            proteins=ids,
+            aspect=options.aspect,
+            unknown=options.unknown,
+            evidence=options.evidence or EXPERIMENTAL,
+            since=options.since,
+            before=options.before,
+        )
+        known = np.isin(store.sequence_hashes, parts.data.store.sequence_hashes)
+        if known.any():
+            raise DataError(f"{known.sum():,} of the proteins are in the run's data; leave them out")
+        queries = parts.queries([store.text(record) for record in range(len(store))], vectors_NC)
+    compared = {}
+    for name in truth.keys() & blend.keys():
+        rows = pd.Index(ids).get_indexer(truth[name].proteins)
+        scores = _scores(parts, name, queries, blend[name]["weights"], rankers[name], rows)
+        compared[name] = (scores, *parts.similarity(name, queries, rows))
+    if not compared:
+        raise DataError(f"{options.truth}: no terms in the aspects of the run: {', '.join(blend)}")
+    fitted: dict[str, Calibration] = {}
+    if options.calibrate:
+        fitted = {name: fit_sets(truth[name].terms, *sets) for name, sets in compared.items()}
+    calibrations = fitted or _calibrations(run, compared)
+    tables = []
+    for name, sets in compared.items():
+        # Before the calibration is saved, this refuses too few proteins.
+        contained = in_sets(*sets, thresholds_of(calibrations[name], COVERAGE))
+        terms = truth[name].terms.toarray()
+        covered_N = (contained & terms).sum(axis=1) / terms.sum(axis=1)
+        bits_N = pd.cut(sets[-1], [0, *EDGES, np.inf], right=False)
+        columns = {"aspect": name, "bits": bits_N, "coverage": covered_N, "set_size": contained.sum(axis=1)}
+        tables.append(pd.DataFrame(columns, truth[name].proteins))
+    if fitted:
+        with grown_folder(run / FOLDER, run / FOLDER, _BLEND_MADE_BY) as building:
+            _save_calibrations(building, fitted)
+    return pd.concat(tables)
 
 
 def predict_functions(
@@ -199,20 +290,12 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         weights = {name: {part: 1.0} for name, parts in weights.items() if part in parts}
         if not weights:
             raise ConfigError(f"--predict.part {part}: the run has {known}")
-    rankers = {}
-    if part == "ranker":
-        files = {name: run / FOLDER / f"ranker_{name}.npz" for name in weights}
-        if not all(path.is_file() for path in files.values()):
-            raise ConfigError(
-                f"{run}: was trained by a version without rankers; give --predict.part blend, or train again"
-            )
-        rankers = {name: Ranker.load(verified(path)) for name, path in files.items()}
-    if options.coverage is not None:
-        for name in weights:  # refused before anything is computed
-            thresholds_of(Calibration.load(run / FOLDER / f"sets_{name}.json"), options.coverage)
+    rankers = _rankers(run, weights) if part == "ranker" else {}
+    # Read before anything is computed, which refuses a coverage that the calibration does not reach.
+    calibrations = {} if options.coverage is None else _calibrations(run, weights)
+    thresholds = {name: thresholds_of(sets, options.coverage or 1) for name, sets in calibrations.items()}
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
-        # The blend's checksum identifies the run, because the blend depends on all of its parts.
         accept(
             partial,
             {
@@ -221,11 +304,11 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
                 "part": part,
                 "format": options.format,
                 "terms": options.most_terms,
-                **({} if options.coverage is None else {"coverage": options.coverage}),
+                **({name: values.tolist() for name, values in thresholds.items()}),
             },
         )
         with journal(partial) as done:
-            _predict(run, settings, weights, rankers, store, partial, options, done)
+            _predict(run, settings, weights, rankers, thresholds, store, partial, options, done)
             with made_file(output, MADE_BY, overwrite) as building:
                 with building.open("w", encoding="utf-8") as file:
                     file.writelines(done.lines())
@@ -235,27 +318,44 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
     return len(store)
 
 
+def _opened(run: Path, settings: TermsSection, store: Store, folder: Path) -> tuple[Parts, Vectors | None]:
+    """Return the run's parts, and the vectors of the proteins to predict, computed into ``folder``."""
+    known_RC = vectors_NC = None
+    if takes_vectors(settings):
+        vectors_NC = vectors_of(store, settings.embeddings, folder / "embeddings")
+        known_RC = load_known(run / FOLDER, folder / "embeddings")
+    return Parts(run / EXPORT, settings, read(run / FOLDER), known_RC, training=False), vectors_NC
+
+
+def _scores(
+    parts: Parts, name: str, queries: Queries, weights: dict[str, float], ranker: Ranker | None, rows: Any = slice(None)
+) -> csr_array:
+    """(N, V) scores of an aspect by the ranker, or without one by the parts' weights."""
+    scores = parts.scores(name, queries, rows)
+    summed = blended(scores, weights)
+    if ranker is None:
+        return summed
+    pairs = parts.candidates(name, queries, scores, summed, rows)
+    return scored(ranker.probabilities(pairs.features), pairs, parts.data.aspects[name].aspect)
+
+
 def _predict(
     run: Path,
     settings: TermsSection,
     weights: dict[str, dict[str, float]],
     rankers: dict[str, Ranker],
+    thresholds: dict[str, NDArray[np.float64]],
     store: Store,
     partial: Path,
     options: PredictTermsSection,
     done: Journal,
 ) -> None:
-    """Append the lines of missing blocks, using each aspect's part weights and its ranker, if any."""
+    """Append the lines of missing blocks, using each aspect's part weights, and its ranker and thresholds, if any."""
     blocks = list(ranges(len(store), _BLOCK))[done.done :]
     if not blocks:  # killed between the last block and the output: no model is needed
         return
     ids = [store.id(record) for record in range(len(store))]
-    data = read(run / FOLDER)
-    known_RC = vectors_NC = None
-    if takes_vectors(settings):
-        vectors_NC = vectors_of(store, settings.embeddings, partial / "embeddings")
-        known_RC = load_known(run / FOLDER, partial / "embeddings")
-    parts = Parts(run / EXPORT, settings, data, known_RC, training=False)
+    parts, vectors_NC = _opened(run, settings, store, partial)
     with record_bar("predicting") as bar:
         for start, stop in blocks:
             queries = parts.queries(
@@ -264,17 +364,12 @@ def _predict(
             )
             predicted = {}
             for name, aspect_weights in weights.items():
-                aspect = data.aspects[name].aspect
-                scores = parts.scores(name, queries)
-                summed = blended(scores, aspect_weights)
-                if name in rankers:
-                    pairs = parts.candidates(name, queries, scores, summed)
-                    summed = scored(rankers[name].probabilities(pairs.features), pairs, aspect)
+                aspect = parts.data.aspects[name].aspect
+                summed = _scores(parts, name, queries, aspect_weights, rankers.get(name))
                 # Propagated after rounding, so that a parent's score is never below its child's.
                 predicted[name] = propagate(_thousandths(summed), aspect)
-                if options.coverage is not None:
-                    sets = Calibration.load(run / FOLDER / f"sets_{name}.json")
-                    contained = in_sets(summed, *parts.similarity(name, queries), sets, options.coverage)
+                if name in thresholds:
+                    contained = in_sets(summed, *parts.similarity(name, queries), thresholds[name])
                     # Terms without a score stay as explicit zeros.
                     predicted[name] = csr_array(
                         (predicted[name].toarray()[contained], np.nonzero(contained)), contained.shape
@@ -282,7 +377,7 @@ def _predict(
                 if options.format == "cafa6":
                     predicted[name] = csr_array(predicted[name].multiply(aspect.levels > 0))
                     predicted[name].eliminate_zeros()
-            done.add(_lines(ids[start:stop], data, predicted, None if options.coverage else options.most_terms))
+            done.add(_lines(ids[start:stop], parts.data, predicted, None if thresholds else options.most_terms))
             bar(stop / len(store), stop)
 
 

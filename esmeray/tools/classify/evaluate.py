@@ -39,9 +39,12 @@ def main(model: ModelPath, evaluate: ClassifyEvaluateSection, writer: OutputWrit
     settings = {**dict(evaluate), "output": output}
     config = {".".join(key): value for key, value in overrides.items()}
     evaluation = evaluate_classifier(model, **settings, config=config, overwrite=writer.overwrite)
-    from esmeray.inference.classify.report import metrics_lines  # imported here: it loads torch
+    from esmeray.inference.calibration import HELD_OUT  # here: both load torch
+    from esmeray.inference.classify.report import metrics_lines
 
     print("\n".join(metrics_lines(evaluation.content, evaluation.best_of)))
+    if evaluate.calibrate and evaluate.input is None:
+        print(HELD_OUT)
     if not evaluation.training_known:
         print("  unknown whether the model was trained on these records: the data of its run are not available")
     for name, number in evaluation.counts.items():

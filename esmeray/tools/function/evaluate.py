@@ -5,10 +5,17 @@ intervals. Metrics that end in _w weight terms by information accretion. Values 
 annotations or terms of interest they agree with CAFA 5 and 6. --evaluate.output writes a folder with evaluation.json,
 curves.tsv and curves.png.
 
+With --evaluate.input, evaluates the conformal sets of a run, of coverage 0.9: their coverage and mean size, also by the
+bits per residue of the best hit. --evaluate.calibrate true calibrates the run with these proteins first, in place of
+its held-out ones. The coverage of the calibrating proteins themselves is then 0.9 by construction.
+
 Examples:
   esmeray function evaluate predictions.tsv --evaluate.truth truth.tsv --evaluate.ontology go-basic.obo
   esmeray function evaluate predictions.tsv --evaluate.truth truth.tsv --evaluate.ontology go-basic.obo \
 --evaluate.output evaluation
+  esmeray function evaluate runs/function --evaluate.input known.fasta --evaluate.truth known.tsv \
+--evaluate.calibrate true
+  esmeray function evaluate runs/function --evaluate.input test.fasta --evaluate.truth test.tsv
 """
 
 import json
@@ -40,15 +47,24 @@ from esmeray.tools.grammar import OutputWriter, command
 
 log = logging.getLogger(__name__)
 
+_SETS_SHOWN = {"proteins": ("coverage", "size"), "coverage": ("coverage", "mean"), "set_size": ("set_size", "mean")}
+
 
 @command("function evaluate", __doc__, made_by="evaluate_function")
 def main(
-    predictions: Annotated[Path, Field(description="TSV with protein, term and score (0 to 1).")],
+    predictions: Annotated[Path, Field(description="TSV with protein, term and score (0 to 1), or a run for input.")],
     evaluate: EvaluateTermsSection,
     writer: OutputWriter,
 ) -> None:
     if evaluate.ia and evaluate.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from are mutually exclusive; give one")
+    if evaluate.input:
+        from esmeray.inference.function.prediction import evaluate_sets  # here: it loads torch
+
+        sets = evaluate_sets(predictions, evaluate)
+        for keys in ["aspect"], ["aspect", "bits"]:
+            print(sets.groupby(keys, observed=True).agg(**_SETS_SHOWN).to_string(float_format="{:.3f}".format))
+        return
     writer.refuse_existing(evaluate.output)
     evaluations = _evaluated(predictions, evaluate)
     _print(evaluations)  # before writing the folder, which may fail
@@ -59,6 +75,7 @@ def main(
 
 def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Evaluation]:
     """Evaluations by aspect, without aspects that have nothing to evaluate."""
+    assert section.ontology is not None  # the section requires it for predictions
     ontology = read_ontology(section.ontology)
     unknown, evidence = section.unknown, tuple(section.evidence) or EXPERIMENTAL
     # The same rules for the truth, known annotations and annotations for weights, so that they have the same terms.

@@ -3,6 +3,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from esmeray.common.errors import ConfigError
+from esmeray.inference.calibration import thresholds_of
 from esmeray.inference.function.sets import fit_sets, in_sets
 
 
@@ -20,9 +21,9 @@ def drawn(proteins: int, seed: int) -> tuple[csr_array, np.ndarray, np.ndarray, 
 
 def test_sets_contain_the_share_of_terms_at_each_similarity_in_the_order_of_the_scores():
     scores, terms, frequency_V, nearest_N = drawn(2000, 0)
-    thresholds = fit_sets(scores, csr_array(terms), frequency_V, nearest_N)
+    thresholds = fit_sets(csr_array(terms), scores, frequency_V, nearest_N)
     scores, terms, _, nearest_N = drawn(4000, 1)
-    contained = in_sets(scores, frequency_V, nearest_N, thresholds, 0.9)
+    contained = in_sets(scores, frequency_V, nearest_N, thresholds_of(thresholds, 0.9))
     covered_N = (contained & terms).sum(axis=1) / terms.sum(axis=1)
     for nearest in np.unique(nearest_N):
         assert 0.88 < covered_N[nearest_N == nearest].mean() < 0.92
@@ -30,6 +31,4 @@ def test_sets_contain_the_share_of_terms_at_each_similarity_in_the_order_of_the_
     outside = np.where(contained, -1, dense).max(axis=1)
     assert (np.where(contained & (dense > 0), dense, 2).min(axis=1) >= outside).all()
     with pytest.raises(ConfigError, match="reaches at most"):
-        in_sets(
-            scores, frequency_V * 0, nearest_N, fit_sets(scores, csr_array(terms), frequency_V * 0, nearest_N), 0.999
-        )
+        thresholds_of(fit_sets(csr_array(terms), scores, frequency_V * 0, nearest_N), 0.999)

@@ -16,6 +16,7 @@ from esmeray.function.annotations import read_annotations, read_scores
 from esmeray.function.ontology import read_ontology
 from esmeray.function.sample import NAMESPACES
 from esmeray.function.submission import check_submission
+from esmeray.inference.calibration import HELD_OUT
 from esmeray.inference.function import prediction
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
@@ -94,9 +95,10 @@ def test_predictions_are_in_cafas_format_consistent_and_bounded(trained, tmp_pat
     assert set(proteins) <= {protein for some in truth.values() for protein in some.proteins}
 
 
-def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path, command):
+def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path, command, caplog, monkeypatch):
     sample, output = trained / "function" / "sample", tmp_path / "sets.tsv"
     command.done(*prediction_of(trained, sample / "test.fasta", output, "--predict.coverage", 0.8))
+    assert HELD_OUT in caplog.text
     truth = read_annotations(sample / "test.tsv", read_ontology(trained / "function" / "terms.obo"))
     pairs = {tuple(line.split("\t")[:2]) for line in output.read_text().splitlines()}
     for name, aspect in truth.items():
@@ -108,14 +110,20 @@ def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path
     command.refused(
         2, "sets are of the ranker", *prediction_of(trained, output, output, *options, "--predict.part", "blend")
     )
-    without = shutil.copytree(trained, tmp_path / "without")
-    for path in (without / "function").glob("sets_*.json"):
-        path.unlink()
-    command.refused(
-        2,
-        "or train a run of function prediction again",
-        *prediction_of(without, sample / "test.fasta", output, *options),
-    )
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    evaluate = ["function", "evaluate", copy, "--evaluate.truth", sample / "test.tsv", "--evaluate.input"]
+    caplog.clear()
+    monkeypatch.setattr(prediction, "COVERAGE", 0.8)  # the sample's proteins have too many new terms for 0.9
+    outcome = command.done(*evaluate, sample / "test.fasta", "--evaluate.calibrate", "true")
+    assert "coverage" in outcome.out
+    calibrated = json.loads((copy / "function" / f"calibration_{name}.json").read_text())
+    assert calibrated["records"] == len(aspect.proteins) and calibrated["fingerprint"] and not calibrated["held_out"]
+    command.done(*prediction_of(copy, sample / "test.fasta", output, *options))
+    assert HELD_OUT not in caplog.text
+    evaluate[4] = sample / "train.tsv"
+    command.refused(3, "are in the run's data", *evaluate, sample / "train.fasta")
+    (copy / "function" / f"calibration_{name}.json").unlink()
+    command.refused(2, "the model is not calibrated", *prediction_of(copy, sample / "test.fasta", output, *options))
 
 
 def test_a_cafa_6_submission_is_the_predictions_without_roots(trained, tmp_path, command):
