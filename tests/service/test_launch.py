@@ -6,25 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.programs.service import free_port
-from esmeray.common.errors import ConfigError, EsmerayError
+from esmeray.common.errors import EsmerayError
 from esmeray.inference.index.build import make_index
 from esmeray.inference.index.section import IndexSection
-from esmeray.model.export.backbone import export
 from esmeray.service import launch
-from esmeray.service.replicas.computer import Computer
-from esmeray.service.section import ServedModel, ServiceSettings
+from esmeray.service.section import ServiceSettings
 from tests.embeddings import make_embeddings, random_vectors
 from tests.inference.embedding.jobs import small_model_folder
-from tests.tasks.test_diffusion_model import trained
-
-
-def test_sequence_diffusion_is_refused_by_name(tmp_path: Path):
-    export(trained(), tmp_path / "run" / "export")
-    served = ServedModel(name="designs", source=str(tmp_path / "run"))
-    with pytest.raises(
-        ConfigError, match=rf"sequence diffusion models can't be served.*design generate {served.source}'"
-    ):
-        Computer(served, "cpu")
 
 
 def test_a_taken_port_or_missing_model_is_refused_before_ray_starts(tmp_path: Path, monkeypatch):

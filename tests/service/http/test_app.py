@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.inference.calibration import Calibration
+from esmeray.inference.calibration import CALIBRATION_FILE, Calibration
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.models.opening import open_model
 from esmeray.service.contract import Reply
@@ -353,9 +353,8 @@ def test_a_calibrated_classifier_answers_with_sets(serving: Serving, tmp_path: P
     folder = export_tiny(tmp_path / "model", classifier_config(kind, labels=labels))
     thresholds = [[0.6] * 950] * (2 if kind == "regression" else 1)
     fingerprint = ClassifierPipeline.load(folder, device="cpu").model.facts.fingerprint
-    Calibration(fingerprint=fingerprint, kind=kind, records=19, temperature=3.0, thresholds=thresholds).save_with(
-        folder
-    )
+    calibration = Calibration(fingerprint=fingerprint, kind=kind, records=19, temperature=3.0, thresholds=thresholds)
+    calibration.save(folder / CALIBRATION_FILE)
     replica = ModelReplica(ServedModel(name="a", source=str(folder), **PRECISION).model_dump(), "cpu", "1")
     with serving.client({"a": Call(replica.about, replica.run, replica.tokens)}) as client:
         body = {"sequences": ["MKTAYIAKQR"], "coverage": 0.9}

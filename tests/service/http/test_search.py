@@ -57,7 +57,7 @@ def test_sequences_and_ids_give_the_neighbours_of_the_index_itself(serving: Serv
         items = by_client.search(ids=ids, top_k=12_000)
         assert [len(item["neighbours"]) for item in items] == [39, 39], "by a request for each"
     listed = client.get("/v1/models").json()["data"]
-    assert [[one["name"] for one in model["indexes"]] for model in listed] == [["proteins"], [], [], []]
+    assert [[one["name"] for one in model["indexes"]] for model in listed] == [["proteins"], [], [], [], []]
 
 
 def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Client):
