@@ -35,7 +35,7 @@ def evaluated(store: str) -> dict[str, dict[str, Any]]:
         draws=1,
         designed=lambda structure: _designed(structure).numpy(),
         designs=lambda requests, _: _likeliest(torch.cat([log_p[request.structure.id] for request in requests])),
-        log_p=lambda structure, texts, *_: torch.stack([_chosen(log_p[structure.id], text) for text in texts]),
+        log_p=lambda structure, texts, *_: log_p[structure.id].expand(len(texts), -1, -1),
     )
     metrics = evaluate_designs(designer, structures, np.arange(len(structures))).metrics
     return {name: {"value": value, "interval": interval} for name, (value, *interval) in metrics.items()}
@@ -81,9 +81,3 @@ def _log_p(networks: list[Any], structure: Structure) -> Tensor:
 
 def _likeliest(log_p_L20: Tensor) -> tuple[Tensor, Tensor]:
     return AMINO_ACID_IDS[log_p_L20.argmax(-1)], log_p_L20.exp()
-
-
-def _chosen(log_p_L20: Tensor, text: str) -> Tensor:
-    """(L,) log-probabilities of the letters of a text; NaN for other letters than amino acids."""
-    letters_L = torch.tensor([AMINO_ACIDS.find(letter) for letter in text])
-    return log_p_L20.gather(1, letters_L.clamp(min=0)[:, None])[:, 0].masked_fill(letters_L < 0, torch.nan)

@@ -17,8 +17,9 @@ def cache_folder(name: str) -> Path:
 
     Raises ResourceError if neither can be used.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "esmeray" / name
-    with suppress(OSError):
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache")) / "esmeray" / name
+    with suppress(OSError, RuntimeError):
+        folder = folder.expanduser()  # RuntimeError: neither HOME nor a passwd entry
         # 0700: code from it is executed, so no other user may write there.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not os.access(folder, os.W_OK | os.X_OK):

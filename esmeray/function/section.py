@@ -56,8 +56,10 @@ class PredictTermsSection(Section):
 
     @model_validator(mode="after")
     def _takes_the_terms(self) -> "PredictTermsSection":
-        if self.coverage is not None and (self.format == "cafa6" or self.part != "ranker"):
-            raise ValueError("coverage: sets are of the ranker, in the format cafa: remove part and format")
+        if self.coverage is not None and (self.format == "cafa6" or self.part != "ranker" or self.terms):
+            raise ValueError(
+                "coverage: sets are of the ranker, whole, in the format cafa: remove part, format, terms"
+            )
         if self.format == "cafa6" and self.most_terms > MAX_TERMS:
             raise ValueError(f"terms: cafa6 allows at most {MAX_TERMS:,} per protein: lower it")
         return self
@@ -120,4 +122,7 @@ class EvaluateTermsSection(EvaluationSection):
     def _has_ontology_or_input(self) -> "EvaluateTermsSection":
         if not self.input and (self.calibrate or self.ontology is None):
             raise ValueError("give ontology for a file of predictions, or input for a run, also to calibrate it")
+        files = [name for name in ("ontology", "ia", "ia_from", "known", "terms", "output") if getattr(self, name)]
+        if self.input and files:
+            raise ValueError(f"{', '.join(files)}: not with input, which evaluates the sets of a run; remove it")
         return self

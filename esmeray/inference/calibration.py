@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
@@ -55,8 +55,8 @@ class Calibration(BaseModel):
 
     kind: TargetKind
     records: int
-    thresholds: list[list[float]] = []
-    temperature: float = 1.0
+    thresholds: list[list[FiniteFloat]] = Field(default=[[]], min_length=1)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     fingerprint: str = ""
     held_out: bool = False
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.model_selection import GridSearchCV, PredefinedSplit
 from sklearn.neighbors import KNeighborsClassifier
@@ -132,17 +134,23 @@ def rows_of(records: LabelledRecords, labels: LabelsSection, model: Model, seed:
     row, -1 if a split of the records has it in training. Raises DataError if there is a single class.
     """
     space = LabelSpace.of(records.labels, labels.kind, labels.label_columns, labels.unknown_letters)
-    targets_R = space.encode(records.labels, labels.unknown_letters)[0][:].reshape(-1)
+    targets = space.encode(records.labels, labels.unknown_letters)[0][:]
+    known_R, targets_R = has_target(targets), targets.reshape(-1)
     lengths_N = [len(text) if labels.kind == "per_residue" else 1 for text in records.texts]
     rows = pd.DataFrame({"record": np.repeat(np.arange(len(records)), lengths_N), "target": targets_R})
     rows["offset"] = rows.groupby("record").cumcount()
-    # Equal sequences are a group, because a probe must not be tested on what it has learnt.
-    groups_N, names = pd.factorize(pd.Series(records.groups or records.texts))
-    rows["group"] = np.random.default_rng(seed).permutation(len(names))[groups_N[rows["record"]]]
+    # Equal sequences are in one group, and groups that share a sequence are one: a probe must not be tested on what it
+    # has learnt.
+    texts_N = pd.factorize(pd.Series(records.texts))[0]
+    groups_N = texts_N if records.groups is None else pd.factorize(pd.Series(records.groups))[0]
+    size = len(texts_N)
+    shared = coo_array((np.ones(size), (texts_N, size + groups_N)), shape=(2 * size, 2 * size))
+    merged_N = pd.factorize(connected_components(shared, directed=False)[1][texts_N])[0]
+    rows["group"] = np.random.default_rng(seed).permutation(merged_N.max() + 1)[merged_N[rows["record"]]]
     rows["fold"] = rows["group"] % FOLDS
     if records.parts is not None:
         rows["fold"] = np.where(np.array(records.parts) == "training", -1, 0)[rows["record"]]
-    rows = rows[has_target(targets_R) & (rows["offset"] < (model.facts.longest or np.inf))]
+    rows = rows[known_R & (rows["offset"] < (model.facts.longest or np.inf))]
     sampled = rows.sample(min(len(rows), SAMPLED_ROWS), random_state=seed).sort_index()
     used = f"{len(records):,} records, {len(sampled):,} of {len(rows):,} labels used: {space}"
     unknown = model.facts.unknown.report(records.texts)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from esmeray.cluster.placement import LOCAL, find
 from esmeray.cluster.signals import StopSignals
-from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, expanded
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, expanded, reading
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import MADE_FILE
 from esmeray.common.remote import local_path
@@ -177,7 +177,11 @@ def _check_port(config: ServeSection) -> None:
 def _check_sources(config: ServeSection) -> None:
     """Raise ConfigError for missing models and indexes. Replicas would do so a minute later."""
     for model in config.models:
-        if published_weights(model.source) is None:
+        weights = published_weights(model.source)
+        if weights is not None:
+            with reading(weights):
+                weights.open("rb").close()
+        else:
             check_model(model.source, model.random_weights, "models")
     for index in config.indexes:
         # Of a URI only the manifest is fetched. Its fingerprint is compared once the models are loaded.

@@ -223,13 +223,16 @@ def evaluate(
     else:
         texts = read_texts([section.input], own.data, own.model.tokenizer, space, part, overrides)
     trained = training_store(recorded.run, recorded.data)
-    if section.input is not None and trained is not None:
+    if trained is not None and (section.input is not None or section.calibrate):
         hashes_N = hashes_of([text.encode() for text in texts.texts])
-        trained_N = np.isin(hashes_N, trained.store.sequence_hashes[trained.training])
-        if section.calibrate and trained_N.any():
+        in_training_N = np.isin(hashes_N, trained.store.sequence_hashes[trained.training])
+        in_test_N = np.isin(hashes_N, trained.store.sequence_hashes[trained.test])
+        trained_N = in_training_N if section.input is not None else None
+        unfit = int((in_training_N | in_test_N).sum())
+        if section.calibrate and unfit:
             raise DataError(
-                f"{section.input}: {trained_N.sum():,} of its records were in the model's training data; calibrate "
-                "with other records"
+                f"{section.input or 'the held-out records'}: {unfit:,} are in the run's training or test data; "
+                "calibrate with other records"
             )
     training = None
     if section.baselines:

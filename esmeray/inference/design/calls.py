@@ -82,7 +82,7 @@ class GenerateSection(DesignStructuresSection):
     """JSON or YAML file of numbers to add to the logits of amino acids, e.g. {"C": -2, "10-20": {"K": 1.5}}."""
     tie: str = ""
     """Chains of a complex that get the same residues, e.g. A,B."""
-    temperature: NonNegativeFloat = 0.1
+    temperature: Annotated[float, Field(ge=0, le=1000)] = 0.1
     """Sampling temperature. 0: the likeliest residue; 1: the model's probabilities."""
     steps: Annotated[int, Field(gt=0, le=1000)] = 20
     """Number of denoising steps per sequence, for a model of sequence diffusion."""

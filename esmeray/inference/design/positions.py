@@ -12,19 +12,19 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure, packed_number, residue_label
 from esmeray.train_config.loading import read_file
 
-Biases = dict[str, dict[Annotated[str, Field(pattern=f"^[{AMINO_ACIDS}]$")], FiniteFloat]]
+Biases = dict[str, dict[Annotated[str, Field(pattern=f"^[{AMINO_ACIDS}]$")], Annotated[float, Field(ge=-1e6, le=1e6)]]]
 _BIASES = TypeAdapter(Biases)
 # Counted positions have no insertion codes.
 _SPAN = re.compile(
-    r"(?P<counted>#)?(?P<first>-?\d+)(?P<first_code>(?(counted)|[A-Za-z]?))"
-    r"(?:\s*-\s*(?(counted)#?)(?P<last>-?\d+)(?P<last_code>(?(counted)|[A-Za-z]?)))?"
+    r"(?P<counted>#)?(?P<first>-?\d{1,9})(?P<first_code>(?(counted)|[A-Za-z]?))"
+    r"(?:\s*-\s*(?(counted)#?)(?P<last>-?\d{1,9})(?P<last_code>(?(counted)|[A-Za-z]?)))?"
 )
 
 
@@ -65,7 +65,10 @@ def read_bias(path: Path) -> Biases:
     """
     settings, lines = read_file(path)
     # Keys as written: to YAML, 52 and 1:20 are numbers.
-    values = dict(zip((key[0] for key in lines if len(key) == 1), settings.values(), strict=True))
+    names = [key[0] for key in lines if len(key) == 1]
+    if len(names) != len(settings) or "" in names:
+        raise ConfigError(f"{path}: a name is empty, or two names are the same number to YAML; correct them")
+    values = dict(zip(names, settings.values(), strict=True))
     everywhere = {name: value for name, value in values.items() if not isinstance(value, dict)}
     try:
         return _BIASES.validate_python({"": everywhere} | {name: values[name] for name in values.keys() - everywhere})
@@ -106,8 +109,9 @@ def tied_positions(text: str, structure: Structure, fixed: tuple[int, ...] = ())
             f"--generate.tie {text}: name two or more chains of a complex with the same residues, not {shown}"
         )
     groups = tuple(zip(*(chain.tolist() for chain in chains), strict=True))
+    is_fixed = set(fixed)
     for group in groups:
-        fixed_of_group = tuple(index for index in group if index in fixed)
+        fixed_of_group = tuple(index for index in group if index in is_fixed)
         if len({structure.residues[index] for index in fixed_of_group}) > 1:
             shown = written_positions(structure, fixed_of_group)
             raise ConfigError(f"--generate.tie {text}: {shown} are tied, but fixed to different residues")

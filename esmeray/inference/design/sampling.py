@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esmeray.alignment.search import Search
+from esmeray.common.errors import DataError
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.packed_batch import CHAINS, COORDINATES, LABELS, NO_LABEL, NUMBERS, PackedBatch
 from esmeray.dataset.structures.store import Structure, chain_positions
@@ -142,6 +143,8 @@ def generate(
     batches = np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(batch_ids)) + 1)
     for indices, designs in loop.run(batches):
         ends = np.cumsum(lengths[indices])[:-1].tolist()
+        if not designs["probabilities"].isfinite().all():
+            raise DataError("the model computed NaN or infinite probabilities; its weights may be damaged")
         texts = np.split(np.array(VOCABULARY)[designs["tokens"].numpy()], ends)
         probabilities = np.split(designs["probabilities"].numpy(), ends)
         for index, text, rows in zip(indices.tolist(), texts, probabilities, strict=True):

@@ -231,11 +231,17 @@ def evaluate_sets(run: Path, options: EvaluateTermsSection) -> pd.DataFrame:
     tables = []
     for name, sets in compared.items():
         # Before the calibration is saved, this refuses too few proteins.
-        contained = in_sets(*sets, thresholds_of(calibrations[name], COVERAGE))
-        terms = truth[name].terms.toarray()
-        covered_N = (contained & terms).sum(axis=1) / terms.sum(axis=1)
+        thresholds = thresholds_of(calibrations[name], COVERAGE)
+        scores, frequency_V, nearest_N = sets
+        covered_N, sizes_N = np.zeros((2, len(nearest_N)))
+        for start, stop in ranges(len(nearest_N), _BLOCK):  # a block of proteins by all terms is dense
+            block = slice(start, stop)
+            contained = in_sets(scores[block], frequency_V, nearest_N[block], thresholds)
+            terms = truth[name].terms[block].toarray()
+            covered_N[block] = (contained & terms).sum(axis=1) / terms.sum(axis=1)
+            sizes_N[block] = contained.sum(axis=1)
         bits_N = pd.cut(sets[-1], [0, *EDGES, np.inf], right=False)
-        columns = {"aspect": name, "bits": bits_N, "coverage": covered_N, "set_size": contained.sum(axis=1)}
+        columns = {"aspect": name, "bits": bits_N, "coverage": covered_N, "set_size": sizes_N}
         tables.append(pd.DataFrame(columns, truth[name].proteins))
     if fitted:
         with grown_folder(run / FOLDER, run / FOLDER, _BLEND_MADE_BY) as building:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,12 @@ class PackedBackbone(nn.Module, ABC):
         the norm, too.
         """
         return getattr(self.config, "tie_last_hidden_states", None) is not False
+
+    def use_final_norm(self) -> Self:
+        """Apply the final norm also in a cut model: training adapts to it, and programs that read exports apply it."""
+        if not self.has_final_norm:
+            self.config.tie_last_hidden_states = None
+        return self
 
     @property
     def layers(self) -> nn.ModuleList:

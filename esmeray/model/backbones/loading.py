@@ -102,14 +102,14 @@ def residue_backbone(section: BackboneSection, seed: int, *, empty: bool = False
     """
     tokenizer = residue_tokenizer(section)
     backbone = build_backbone(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    return _in_alphabet(backbone, tokenizer)
+    return _in_alphabet(backbone, tokenizer).use_final_norm()
 
 
 def residue_masked_lm(section: BackboneSection, seed: int, *, empty: bool = False) -> tuple[PackedBackbone, nn.Module]:
     """Return the same with the head of :func:`build_masked_lm`; raises as both."""
     tokenizer = residue_tokenizer(section)
     backbone, head = build_masked_lm(section, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
-    return _in_alphabet(backbone, tokenizer), head
+    return _in_alphabet(backbone, tokenizer).use_final_norm(), head
 
 
 def residue_tokenizer(section: BackboneSection) -> SequenceTokenizer:

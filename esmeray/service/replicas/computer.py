@@ -179,6 +179,8 @@ class Computer:
         model, facts = self._model, self._model.facts
         outputs = {name: output.channels for name, output in self._outputs.items()}
         spaces = {name: model.space(output) for name, output in self._outputs.items()}
+        if CLASSES in spaces and self._calibration is not None:  # embed run writes probabilities as they are
+            spaces[CLASSES] += f" calibrated, temperature {self._calibration.temperature}"
         tokenizer = model.tokenizer
         if "logits" in outputs and tokenizer.mask is not None:
             outputs[MASKED] = outputs["logits"]

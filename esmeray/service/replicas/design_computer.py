@@ -14,7 +14,7 @@ from esmeray.model.backbones.fingerprint import weights_fingerprint
 from esmeray.service.contract import DESIGNS, About, DesignOrder
 from esmeray.service.replicas.batcher import Item
 from esmeray.service.section import ServedModel
-from esmeray.train_config.section import DEFAULT_TOKENS
+from esmeray.train_config.section import ComputeSection
 
 
 class DesignComputer:
@@ -23,6 +23,10 @@ class DesignComputer:
     def __init__(self, served: ServedModel, device: str) -> None:
         if served.precision not in (None, "fp32"):
             raise ConfigError(f"models: {served.source}: designs are computed in fp32; remove precision")
+        for name in ("random_weights", "equal_bytes", "cache"):
+            if getattr(served, name):
+                raise ConfigError(f"models: {served.source}: {name} has no effect on designs; remove it")
+        _, tokens = ComputeSection(precision="fp32", tokens=served.tokens).resolved(device == "cuda")
         self._designer = open_designer(served.source, device)
         self.about = About(
             name=served.name,
@@ -35,7 +39,7 @@ class DesignComputer:
             fingerprint=weights_fingerprint(self._designer.network),
             device=device,
             precision="fp32",
-            tokens=served.tokens or DEFAULT_TOKENS,
+            tokens=tokens,
             random_weights=False,
             spaces={},
             notes=tuple(weights_notes(self._designer)),

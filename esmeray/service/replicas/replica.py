@@ -1,6 +1,7 @@
 """Replica of a model on Ray Serve: batches across requests, set-up of the process, and the autoscaling policy."""
 
 import asyncio
+import hashlib
 import logging
 import os
 import sys
@@ -90,7 +91,11 @@ class ModelReplica(Replica):
         torch.set_num_threads(max(1, int(self._model.cpus)))
         computer: Any = DesignComputer if is_designer(self._model.source) else Computer
         self._computer = computer(self._model, device)
-        _refuse_other_weights(self._model.name, version, self._computer.about.fingerprint)
+        about = self._computer.about
+        identity = about.fingerprint
+        if about.calibration is not None:  # the ingress applies the thresholds of the first replica
+            identity += f"-{hashlib.sha256(about.calibration.model_dump_json().encode()).hexdigest()[:8]}"
+        _refuse_other_weights(self._model.name, version, identity)
         loaded_s = time.perf_counter()
         self._warm_up()
         self._batcher = TokenBatcher(

@@ -286,6 +286,7 @@ def build_classifier(
     :func:`~esmeray.model.backbones.lora.adapt` and :func:`~esmeray.model.backbones.loading.build_backbone`.
     """
     backbone = build_backbone(section.backbone, seed, tokenizer.vocabulary_size, tokenizer.pad, empty=empty)
+    backbone.use_final_norm()
     with drawn(seed + 1, empty=empty):  # a different random stream than the backbone's
         adapt(backbone, section.backbone.lora)
         return Classifier(

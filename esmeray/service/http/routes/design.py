@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow as pa
 from fastapi import APIRouter, Depends, Request
@@ -32,12 +32,20 @@ class DesignBody(Body):
 
     model: str | None = Field(default=None, description="Default: the first of GET /v1/models.")
     structure: str = Field(max_length=STRUCTURE_LETTERS, description="Text of a PDB or mmCIF file.")
-    chains: str = Field(default="each", description="Chains to design: each, first, complex, or names, e.g. A,B.")
+    chains: str = Field(
+        default="each", max_length=10_000, description="Chains to design: each, first, complex, or names, e.g. A,B."
+    )
     number: int = Field(default=1, ge=1, description="Number of designs per structure.")
-    fix: str = Field(default="", description="Residues that keep their amino acid, by the file's numbers, e.g. 1-10.")
+    fix: str = Field(
+        default="",
+        max_length=10_000,
+        description="Residues that keep their amino acid, by the file's numbers, e.g. 1-10.",
+    )
     omit: str = Field(default="", pattern=f"^[{AMINO_ACIDS}]{{0,19}}$", description="Amino acids to exclude, e.g. CM.")
-    tie: str = Field(default="", description="Chains of a complex that get the same residues, e.g. A,B.")
-    temperature: float = Field(default=0.1, ge=0, allow_inf_nan=False, description="0: the likeliest residue.")
+    tie: str = Field(
+        default="", max_length=10_000, description="Chains of a complex that get the same residues, e.g. A,B."
+    )
+    temperature: float = Field(default=0.1, ge=0, le=1000, allow_inf_nan=False, description="0: the likeliest residue.")
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Seed of the random draws.")
 
 
@@ -57,11 +65,14 @@ async def design(
     orders, notes = await off_loop(True, _orders, body, service.limits)
     charge(service, request, about.name, len(orders), sum(len(order.structure.residues) for order in orders))
     records = await service.models.run(about.name, DESIGNS, orders, request.state.caller)
-    data = [
+    data: list[dict[str, Any]] = [
         {"id": f"{order.structure.id}_{order.number + 1}", "structure": order.structure.id}
         | dict(zip(record.dtype.names, record.item(), strict=True))
         for order, record in zip(orders, records, strict=True)
     ]
+    for row in data:
+        if row["score"] != row["score"]:  # no residue was judged; NaN is not JSON
+            row["score"] = None
     if kind:
         return table_answer(kind, pa.Table.from_pylist(data))
     return json_answer({"model": about.name, "data": data, "notes": [*about.notes, *notes]})
