@@ -159,8 +159,8 @@ def _logo_row(axis: Axes, labels: list[str], native: str, shares: NDArray, sures
         )
     # One collection: a patch per letter takes twice the time.
     axis.add_collection(PathCollection(outlines, facecolors=colours, edgecolors=colours))
-    for letter in axis.texts:
-        letter.set_in_layout(False)  # all are inside the axes, and the layout need not measure them
+    for native_text in axis.texts:
+        native_text.set_in_layout(False)  # all are inside the axes, and the layout need not measure them
     axis.plot(np.arange(len(native)) + 0.5, surest[: len(native)], color=INK, linewidth=0.8)
     # The last row has the same x range as the others, so its letters have the same width.
     axis.set(xlim=(0, _ROW), ylim=(-0.4, 1.02), yticks=[0, 1])
