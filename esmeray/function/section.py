@@ -57,9 +57,7 @@ class PredictTermsSection(Section):
     @model_validator(mode="after")
     def _takes_the_terms(self) -> "PredictTermsSection":
         if self.coverage is not None and (self.format == "cafa6" or self.part != "ranker" or self.terms):
-            raise ValueError(
-                "coverage: sets are of the ranker, whole, in the format cafa: remove part, format, terms"
-            )
+            raise ValueError("coverage: sets are of the ranker, whole, in the format cafa: remove part, format, terms")
         if self.format == "cafa6" and self.most_terms > MAX_TERMS:
             raise ValueError(f"terms: cafa6 allows at most {MAX_TERMS:,} per protein: lower it")
         return self

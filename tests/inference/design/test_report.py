@@ -30,7 +30,7 @@ def test_native_residues_are_coloured_where_most_designs_agree(saved_figures: li
     assert "".join(text.get_text() for text in axes.texts) == "MLWKXI"
     are_grey = [same_color(text.get_color(), GREY) for text in axes.texts]
     assert are_grey == [False, True, True, False, True, True]
-    boxes = [patch.get_path().get_extents() for patch in axes.patches]
+    boxes = [outline.get_extents() for outline in axes.collections[0].get_paths()]
     heights = [round(box.height, 2) for box in boxes if int(box.x0) in (2, 3)]
     assert heights == [0.5, 0.5, 0.25, 0.75], "the shares of a tie, and of one design against three"
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["10", "20"]
