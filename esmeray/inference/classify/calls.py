@@ -3,7 +3,7 @@
 What is wrong with the model's folder, the settings or the data is reported before torch is loaded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -37,7 +37,9 @@ from esmeray.train_config.section import (
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
 
+    from esmeray.dataset.labels.store import LabelledStore
     from esmeray.inference.classifier import ClassifierPipeline
     from esmeray.inference.settings import ClassifySettings, EvaluateSettings
 
@@ -223,17 +225,15 @@ def evaluate(
     else:
         texts = read_texts([section.input], own.data, own.model.tokenizer, space, part, overrides)
     trained = training_store(recorded.run, recorded.data)
-    if trained is not None and (section.input is not None or section.calibrate):
-        hashes_N = hashes_of([text.encode() for text in texts.texts])
-        in_training_N = np.isin(hashes_N, trained.store.sequence_hashes[trained.training])
-        in_test_N = np.isin(hashes_N, trained.store.sequence_hashes[trained.test])
-        trained_N = in_training_N if section.input is not None else None
-        unfit = int((in_training_N | in_test_N).sum())
-        if section.calibrate and unfit:
+    if trained is not None and section.calibrate:
+        unfit = _are_in(trained, np.concatenate([trained.training, trained.test]), texts.texts).sum()
+        if unfit:
             raise DataError(
                 f"{section.input or 'the held-out records'}: {unfit:,} are in the run's training or test data; "
                 "calibrate with other records"
             )
+    if trained is not None and section.input is not None:
+        trained_N = _are_in(trained, trained.training, texts.texts)
     training = None
     if section.baselines:
         known = own_texts(recorded.run, recorded.data, recorded.model.tokenizer, space, "training")
@@ -282,3 +282,8 @@ def evaluate(
                 building, scored, content, best_of=best_of, counts=counts, facts=facts, calibration=calibration
             )
     return ClassifierEvaluation(len(texts.ids), content, counts, best_of, training_known)
+
+
+def _are_in(store: "LabelledStore", records: "NDArray[np.int64]", texts: Sequence[str]) -> "NDArray[np.bool_]":
+    """Return (N,) True for texts that are sequences of these records of the store."""
+    return np.isin(hashes_of([text.encode() for text in texts]), store.store.sequence_hashes[records])

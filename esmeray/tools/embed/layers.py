@@ -1,7 +1,7 @@
 """Choose the layer of a model whose vectors predict your labels best, and save the model cut at it.
 
 All layers are computed in one pass. A linear probe is fitted to each with nested folds: inner folds choose the penalty
-and the layer, outer folds score them on other records. --data.labels.kind tells the task: multiclass or binary
+and the layer, outer folds score them on other records. --data.labels.kind sets the task: multiclass or binary
 (accuracy), regression (Spearman's coefficient) or per_residue (accuracy). At most 20,000 labels are used. With
 --layers.retrieval true a layer is scored by the label of the nearest neighbour.
 
