@@ -200,7 +200,7 @@ def train_rank(rank: int, config: dict[str, Any], tmp_path: Path, nodes: str, st
 
     def stop(metrics: dict[str, float]) -> None:
         if rank == 0 and metrics["step"] == steps:
-            run.request_stop()
+            run.stop_request.touch()
 
     context = WorkerContext(rank, 2, 0, report=stop)
     outcome = train_worker(Config.model_validate(config), context, str(tmp_path / "on the driver's disk"), "mine")
@@ -224,7 +224,7 @@ def test_nodes_without_a_shared_folder_train_while_the_store_is_away(
     driver.wait()
     assert run.read_outcome() == Outcome("finished", 8, "trained 8 steps", 0), "worker 0 was on another node"
     assert train_losses(expected).keys() == {*range(1, 9)}
-    run.request_stop()
+    run.stop_request.touch()
     driver.wait()
     assert listing("s3://bucket/undisturbed/tiny/stop.requested")
     driver.close()

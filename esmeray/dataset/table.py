@@ -29,7 +29,7 @@ from esmeray.common.errors import DataError, reading
 from esmeray.common.text import did_you_mean, first_line
 from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.fasta.kinds import kind_of
-from esmeray.dataset.fasta.reader import COMPRESSIONS, ReadAhead, TextStream
+from esmeray.dataset.fasta.reader import COMPRESSIONS, ReadAhead, TextStream, read_ahead
 
 _PARQUET = ".parquet"
 _SUFFIXES = (*(suffix + compression for suffix in (".csv", ".tsv") for compression in COMPRESSIONS), _PARQUET)
@@ -136,7 +136,7 @@ class Table:
         return None if isinstance(value, str) and is_missing(value, self._keep) else value
 
     def _text(self) -> Iterator[tuple[int, Columns]]:
-        with ReadAhead(self._path) as raw:
+        with read_ahead(self._path) as raw:
             self._opened = raw
             # Buffered, so that peek can inspect the header without consuming it.
             text = io.BufferedReader(TextStream(raw), _HEADER_BYTES)
@@ -246,7 +246,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
     Raises DataError if the file can't be read or is not UTF-8.
     """
-    with reading(path), ReadAhead(path) as raw:
+    with reading(path), read_ahead(path) as raw:
         for number, line in enumerate(_decoded(io.BufferedReader(TextStream(raw)), path), 1):
             _check_utf8(line, f"{path}, line {number}")
             yield number, line.removesuffix("\n")

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ValidationError
 
@@ -31,9 +31,7 @@ from esmeray.common.publishing import inner_name, write_atomically
 from esmeray.run_folder.metrics_log import RecordTail
 from esmeray.run_folder.paths import LATEST, RunFolder
 from esmeray.train_config.removed import stored_in
-from esmeray.train_config.section import Section
-
-Settings = TypeVar("Settings", bound=Section)
+from esmeray.train_config.section import Settings
 
 FORMAT_VERSION: Literal[2] = 2
 PARTIAL_SUFFIX = ".partial"

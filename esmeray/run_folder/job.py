@@ -21,8 +21,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-import xxhash
-
 from esmeray.common.errors import ConfigError, DataError, DiskFullError, EsmerayError, ResourceError, read_json
 from esmeray.common.publishing import (
     MADE_FILE,
@@ -37,10 +35,11 @@ from esmeray.common.publishing import (
     writing,
 )
 from esmeray.common.remote import listing, remove, retried, upload
+from esmeray.run_folder.metrics_log import decode_record, encode_record
 
 log = logging.getLogger(__name__)
 
-JOB_FILE, LOCK_FILE, JOURNAL_FILE = "job.json", ".lock", "done.tsv"
+JOB_FILE, LOCK_FILE, JOURNAL_FILE = "job.json", ".lock", "done.jsonl"
 PIECES = "rows"
 """Folder with one file per finished piece, for jobs whose results are too large for a journal."""
 REMEDY = "choose another output, or remove this folder"
@@ -211,7 +210,7 @@ def other_job(folder: Path, difference: Difference | str, remedy: str) -> Config
 class Journal:
     """Results of a job's pieces, in its unfinished folder. ``done``: number of finished pieces.
 
-    A text file: the lines of each piece, then a line with a tab and the XXH3-128 of all lines so far. A damaged or
+    A file with a record per piece (:mod:`esmeray.run_folder.metrics_log`), whose checksum detects damage. A damaged or
     truncated piece, and all pieces after it, are computed again.
     """
 
@@ -219,8 +218,7 @@ class Journal:
         self.path = path
         self.done = end = 0
         self._file = file
-        self._digest = xxhash.xxh3_128()
-        for self.done, (_, self._digest) in enumerate(_pieces(file), 1):
+        for self.done, _ in enumerate(_pieces(file), 1):
             end = file.tell()
         rest = file.seek(0, os.SEEK_END) - end
         if rest:
@@ -229,12 +227,11 @@ class Journal:
         file.truncate()
 
     def add(self, lines: Iterable[str]) -> None:
-        """Append the lines of the next piece. Lines must not be empty or begin with a tab."""
-        piece = "".join(f"{line}\n" for line in lines).encode()
-        self._digest.update(piece)
+        """Append the lines of the next piece."""
+        piece = encode_record({"lines": [*lines]})
         # A single flushed write: a killed process loses only its current piece.
         with writing(self.path):
-            self._file.write(piece + f"\t{self._digest.hexdigest()}\n".encode())
+            self._file.write(piece)
             self._file.flush()
         self.done += 1
 
@@ -243,27 +240,18 @@ class Journal:
         meantime."""
         done = 0
         with self.path.open("rb") as file:
-            for lines, _ in _pieces(file):
-                yield from (line.decode() for line in lines)
+            for lines in _pieces(file):
+                yield from (f"{line}\n" for line in lines)
                 done += 1
         if done < self.done:
             raise DataError(f"{self.path}: damaged in piece {done + 1}; run the same command again")
 
 
-def _pieces(file: BinaryIO) -> Iterator[tuple[list[bytes], Any]]:
-    """Yield the lines of each piece, and the digest of all lines up to its end. Stops at the first damaged piece."""
-    digest = xxhash.xxh3_128()
-    lines: list[bytes] = []
-    while line := file.readline():
-        # Only the line that ends a piece begins with a tab, so no stored count is needed.
-        if not line.startswith(b"\t"):
-            digest.update(line)
-            lines.append(line)
-        elif line == f"\t{digest.hexdigest()}\n".encode():
-            yield lines, digest.copy()
-            lines = []
-        else:
-            return
+def _pieces(file: BinaryIO) -> Iterator[list[str]]:
+    """Yield the lines of each piece, up to the first damaged one."""
+    with suppress(ValueError):
+        for record in iter(file.readline, b""):
+            yield decode_record(record)["lines"]
 
 
 @contextmanager

@@ -80,26 +80,16 @@ class RunFolder:
         self.alerts = self.path / "alerts.jsonl"
         self.memory_guard = self.path / "memory_guard.json"
         self.wandb_run_id = self.path / "wandb_run_id"
-        self.lock = self.path / ".lock"
         self.outcome = self.path / "outcome.json"
         self.first_worker = self.path / ".first-worker"
         self._reserve = self.path / ".outcome.reserve"
-        self._stop = self.path / "stop.requested"
-        self._resize = self.path / "resize.requested"
-
-    def request_stop(self) -> None:
-        """Ask the workers to save and end after the current step."""
-        self._stop.touch()  # a file is enough, since workers on any machine see the folder
-
-    def request_resize(self) -> None:
-        """Ask the workers to save and end, so that another number of workers can resume."""
-        self._resize.touch()
-
-    def stop_requested(self) -> bool:
-        return self._stop.exists()
+        # Empty files are enough for requests, since workers on any machine see the folder.
+        self.stop_request = self.path / "stop.requested"
+        self.resize_request = self.path / "resize.requested"
 
     def end_requested(self) -> bool:
-        return self._stop.exists() or self._resize.exists()
+        """Return whether the workers should save and end after the current step."""
+        return self.stop_request.exists() or self.resize_request.exists()
 
     def clear_requests(self) -> None:
         """Remove the outcome and the requests of an earlier attempt, and reserve space for this one's outcome."""
@@ -108,7 +98,7 @@ class RunFolder:
         # One process at a time writes these files, so temporary names of them are a killed attempt's.
         single_writer = (self.outcome, self._reserve, self.config, self.wandb_run_id, self.checkpoints / LATEST)
         half_written = [left for path in single_writer for left in path.parent.glob(f".{path.name}.*.tmp")]
-        for path in (self._stop, self._resize, self.outcome, self.path / RAY_SNAPSHOT, *half_written):
+        for path in (self.stop_request, self.resize_request, self.outcome, self.path / RAY_SNAPSHOT, *half_written):
             path.unlink(missing_ok=True)
         if self.path.exists():
             write_atomically(self._reserve, bytes(RESERVE_BYTES))

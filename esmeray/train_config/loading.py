@@ -7,18 +7,15 @@ several keys see the final values. Every error is one line with the file and lin
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from esmeray.common.errors import ConfigError, refuse_special
 from esmeray.common.text import did_you_mean, refusal
-from esmeray.train_config.bounded_yaml import BoundedLoader
 from esmeray.train_config.removed import removal_of, stored_in
-from esmeray.train_config.section import KeyPath, Overrides, Section, is_section, sections_of, settings_of
-
-Settings = TypeVar("Settings", bound=Section)
+from esmeray.train_config.section import KeyPath, Overrides, Section, Settings, is_section, sections_of, settings_of
 
 
 class MissingError(ConfigError):
@@ -27,6 +24,10 @@ class MissingError(ConfigError):
 
 SHIPPED = Path(__file__).resolve().parent
 """Folder of the experiments that are shipped with the code."""
+
+_DEEPEST = 100
+_MAX_NODES = 100_000
+"""Maximum number of mappings, lists and values, some hundred times as many as in a file of settings."""
 
 
 def load_settings(
@@ -76,8 +77,8 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         refuse_special(path)
         # Composed in addition to loading, because loaded values have no line numbers.
         text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=BoundedLoader)
-        settings = yaml.load(text, Loader=BoundedLoader)
+        node = yaml.compose(text, Loader=_BoundedLoader)
+        settings = yaml.load(text, Loader=_BoundedLoader)
     except OSError as error:
         hint = did_you_mean(path.stem, (file.stem for file in SHIPPED.glob("*.yaml")))
         raise ConfigError(f"{path}: can't be read ({error.strerror}){hint}; for examples see {SHIPPED}") from error
@@ -128,7 +129,6 @@ class _Problems:
     def describe(self, error: Any) -> str:
         key = self.key(error["loc"])
         name = ".".join(key)
-        message = refusal(error)
         location = f"{self.path}:{self.lines[key]}" if key in self.lines else self.path
         where = f"{location}: {name}" if location else name
         if overridden := self._overridden(key, error["msg"]):
@@ -141,7 +141,7 @@ class _Problems:
             return f"{where}: unknown setting{did_you_mean(name, known)}"
         if error["input"] is None and key not in self._keys:
             return f"{where}: is empty: remove it, or add settings below it"
-        return f"{where}: {message}" if name or overridden else message
+        return f"{where}: {refusal(error)}" if name or overridden else refusal(error)
 
     def _overridden(self, key: KeyPath, message: str) -> list[KeyPath]:
         """Return the options that an error concerns: of its setting, or the ones that a section's rule names."""
@@ -153,3 +153,40 @@ class _Problems:
         names = tuple(map(str, location))
         starts = (names[:length] for length in range(len(names), 0, -1))
         return next((start for start in starts if start in self._keys), names)
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """PyYAML's safe loader with bounds; every error is a YAMLError.
+
+    PyYAML 6.0.3 recurses without a limit, and nine lines of aliases can stand for a billion values.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._num_nodes = 0
+        self._nodes_of_anchored: dict[yaml.Node | None, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # read now, because composing consumes the event
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._num_nodes
+        self._depth += 1
+        self._num_nodes += 1
+        if self._depth <= _DEEPEST and self._num_nodes <= _MAX_NODES:
+            # Counted before construction: until then, a billion nodes of aliases are only nine lines.
+            node = super().compose_node(parent, index)
+            if is_alias and node not in self._nodes_of_anchored:
+                raise yaml.composer.ComposerError(None, None, "an alias inside its own anchor", mark)
+            self._num_nodes += self._nodes_of_anchored[node] if is_alias else 0
+        if self._depth > _DEEPEST or self._num_nodes > _MAX_NODES:
+            problem = f"more than {_MAX_NODES:,} values (with aliases expanded) or {_DEEPEST} levels"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        self._depth -= 1
+        self._nodes_of_anchored[node] = self._num_nodes - before
+        return node
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        try:
+            return super().construct_document(node)
+        except (ValueError, OverflowError) as error:  # an invalid date, an integer of 5,000 digits
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error

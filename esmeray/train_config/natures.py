@@ -11,9 +11,8 @@ from pydantic.fields import FieldInfo
 
 from esmeray.common.errors import expanded
 from esmeray.common.remote import uri_of
-from esmeray.train_config.section import Section, is_section
+from esmeray.train_config.section import Section, Settings, is_section
 
-Settings = TypeVar("Settings", bound=Section)
 Nature = TypeVar("Nature", bound=Enum)
 
 

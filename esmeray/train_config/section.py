@@ -5,7 +5,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeGuard, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -107,6 +107,9 @@ class Section(BaseModel):
         # For all list settings: `source: a.fasta` is the natural way to write one value.
         is_list = list_type(cls.model_fields[str(info.field_name)].annotation) is not None
         return [value] if is_list and isinstance(value, (str, int, float)) else value
+
+
+Settings = TypeVar("Settings", bound=Section)
 
 
 class Compute(NamedTuple):

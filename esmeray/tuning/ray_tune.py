@@ -39,7 +39,7 @@ class Progress(tune.Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Raise the error that ends the search; Ray Tune then leaves its state as it is, to be restored."""
-        if self._job.folder.stop_requested():
+        if self._job.folder.stop_request.exists():
             raise StoppedError
         now = time.monotonic()
         if not trials or any(trial.status == trial.RUNNING for trial in trials):
@@ -110,7 +110,7 @@ def _run_trials(job: Job, space: SearchSpace, nodes: list[NodeResources], signal
             verbose=0,
         ),
     )
-    signals.hand_over(folder.request_stop, "stopping after the trials measured so far")
+    signals.hand_over(folder.stop_request.touch, "stopping after the trials measured so far")
     error = fit(tuner.fit, signals)
     if signals.received or error is None:
         return error

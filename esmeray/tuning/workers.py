@@ -120,7 +120,7 @@ class WorkerGroup:
         replies: list[Measurement | None] = [None] * len(references)
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
-            if self._job.folder.stop_requested():
+            if self._job.folder.stop_request.exists():
                 raise StoppedError
             done, _ = ray.wait(list(waiting), timeout=min(max(0.0, deadline - time.monotonic()), POLL_S))
             for reference in done:

@@ -139,7 +139,7 @@ def train(stop_at: int | None = None) -> int:
     run.path.mkdir(exist_ok=True)
     write_atomically(run.config, dump_config(config))  # the driver does this otherwise
     run.clear_requests()
-    stop = WorkerContext(report=lambda metrics: run.request_stop() if metrics["step"] == stop_at else None)
+    stop = WorkerContext(report=lambda metrics: run.stop_request.touch() if metrics["step"] == stop_at else None)
     train_worker(config, stop if stop_at else WorkerContext(), store)
     outcome = run.read_outcome()
     if outcome is None or outcome.status != "failed":

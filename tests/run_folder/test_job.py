@@ -85,7 +85,7 @@ def test_a_refused_job_leaves_its_pieces_or_nothing(tmp_path: Path, pieces: int)
 def test_a_new_start_forgets_the_requests_of_the_one_before(tmp_path: Path):
     run = RunFolder(tmp_path, "run")
     run.path.mkdir()
-    run.request_stop()
+    run.stop_request.touch()
     snapshot = run.path / RAY_SNAPSHOT
     snapshot.write_text('{"ray_version": "2.6')  # as a killed run leaves it
     run.checkpoints.mkdir()
@@ -134,6 +134,6 @@ def test_a_journal_that_is_damaged_while_the_job_runs_is_refused(tmp_path: Path)
     resumed(tmp_path)
     with journal(tmp_path) as kept:
         pass
-    refused = pytest.raises(DataError, match=r"done\.tsv: damaged in piece 1; run the same command again")
+    refused = pytest.raises(DataError, match=r"done\.jsonl: damaged in piece 1; run the same command again")
     with flipped(tmp_path / JOURNAL_FILE, 8), refused:
         list(kept.lines())

@@ -56,7 +56,7 @@ def stop_after(config: Config, store_path: str, step: int) -> None:
 
     def report(metrics: dict[str, float]) -> None:
         if metrics["step"] == step:
-            run.request_stop()
+            run.stop_request.touch()
 
     outcome = train_worker(config, WorkerContext(report=report), store_path)
     assert (outcome.status, outcome.step) == ("stopped", step)
@@ -81,7 +81,7 @@ def train_rank(rank: int, workers: int, turns: list[Turn]) -> None:
 
         def report(metrics: dict[str, float], run=run, stop_at=turn.stop_at) -> None:
             if rank == 0 and metrics["step"] == stop_at:
-                run.request_stop()
+                run.stop_request.touch()
 
         if rank == 0:
             run.path.mkdir(parents=True, exist_ok=True)

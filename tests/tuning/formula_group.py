@@ -29,7 +29,7 @@ class FormulaGroup:
         deadline = time.monotonic() + self.delay_s
         while time.monotonic() < deadline:
             time.sleep(0.1)
-            if self.job.folder.stop_requested():
+            if self.job.folder.stop_request.exists():
                 raise StoppedError
         status = self.statuses.get((settings.tokens, settings.num_workers))
         if status is not None:

@@ -15,13 +15,12 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple
 
 import xxhash
 from xopen import xopen
@@ -65,30 +64,21 @@ def is_fasta_name(path: Path) -> bool:
 
 
 class ReadAhead:
-    """The text of one file, read once, one chunk ahead of the parser. Use as a context manager."""
+    """The text of one file, read once, one chunk ahead of the parser; :func:`read_ahead` opens it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, raw: "_HashedFile", decompressed: BinaryIO, thread: BackgroundThread[tuple[memoryview, int]]
+    ) -> None:
+        """Start reading. ``decompressed`` is the text of ``raw``."""
         self.bytes_read = 0  # bytes on disk of the chunks taken so far
         self._path = path
+        self._raw = raw
+        self._status = os.fstat(raw.fileno())
+        self._decompressed = decompressed
+        self._thread = thread
         # Two buffers, allocated once: one is parsed while the other is filled.
         self._buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)]
-
-    def __enter__(self) -> Self:
-        """Open the file and start reading. Raises OSError if it can't be read."""
-        with ExitStack() as opened:
-            self._raw = opened.enter_context(_HashedFile(str(self._path)))
-            self._status = os.fstat(self._raw.fileno())
-            # threads=0: xopen decompresses in this process, so that a truncated file raises an error.
-            buffered = io.BufferedReader(self._raw, _BUFFER_BYTES)
-            self._decompressed = opened.enter_context(xopen(buffered, "rb", threads=0))
-            self._thread = opened.enter_context(closing(BackgroundThread[tuple[memoryview, int]]()))
-            # Any failure before this line, Ctrl-C included, closes all opened files.
-            self._held = opened.pop_all()
         self._begin()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._held.close()
 
     def __iter__(self) -> Iterator[memoryview]:
         return iter(self.read_chunk, b"")
@@ -125,6 +115,18 @@ class ReadAhead:
             while self._raw.readinto(buffer):
                 pass
         return buffer[:size], self._raw.tell()
+
+
+@contextmanager
+def read_ahead(path: Path) -> Iterator[ReadAhead]:
+    """Open a file and start reading. Raises OSError if it can't be read."""
+    # threads=0: xopen decompresses in this process, so that a truncated file raises an error.
+    with (
+        _HashedFile(str(path)) as raw,
+        xopen(io.BufferedReader(raw, _BUFFER_BYTES), "rb", threads=0) as decompressed,
+        closing(BackgroundThread[tuple[memoryview, int]]()) as thread,
+    ):
+        yield ReadAhead(path, raw, decompressed, thread)
 
 
 class TextStream(io.RawIOBase):
@@ -255,7 +257,7 @@ class FastaSource:
         return again.batches()
 
     def _records(self, path: Path) -> Iterator[Records]:
-        with reading(path), ReadAhead(path) as text:
+        with reading(path), read_ahead(path) as text:
             self._opened = text
             yield from self._parsed(path, text)
             self.finished.append(text.source_file())

@@ -41,7 +41,7 @@ from esmeray.monitoring.watch.alerts import AlertSink
 from esmeray.monitoring.watch.progress import ProgressSink
 from esmeray.monitoring.watch.run_watcher import CurvesSink, RunWatcher, Sink
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data, saved_steps
-from esmeray.run_folder.job import held, refuse_foreign
+from esmeray.run_folder.job import LOCK_FILE, held, refuse_foreign
 from esmeray.run_folder.mirror import ENDING_S, RunMirror, place_of
 from esmeray.run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from esmeray.tasks.plan import TaskPlan, TaskSize, task_plan
@@ -82,7 +82,7 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     is printed and 128 + signal returned.
     """
     if run.path.is_dir() and not run.config.exists():
-        refuse_foreign(run.path, {path.name for path in run.path.iterdir()}, run.lock.name)
+        refuse_foreign(run.path, {path.name for path in run.path.iterdir()}, LOCK_FILE)
     signals = StopSignals()
     try:
         with signals, held(run.path):
@@ -284,7 +284,9 @@ def _followed(resumption: Resumption, plan: Plan, signals: StopSignals) -> Itera
     mirror = RunMirror(run, warn)
     mirror.begin()
     say("starting the workers ...")
-    signals.hand_over(run.request_stop, "stopping and saving a checkpoint (press Ctrl-C again to stop immediately)")
+    signals.hand_over(
+        run.stop_request.touch, "stopping and saving a checkpoint (press Ctrl-C again to stop immediately)"
+    )
     labels = metric_labels()
     sinks: list[Sink] = [ProgressSink(plan.total_steps, labels), CurvesSink(run, labels), AlertSink(run.alerts)]
     watcher = RunWatcher(run, sinks, warn=warn)

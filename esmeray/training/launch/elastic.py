@@ -100,7 +100,7 @@ class Attempts:
         """Run one attempt. Returns its error, and the reason if it was asked to end before the run does."""
         self._run.clear_requests()
         if self._signals.received:  # clear_requests removed its request as well
-            self._run.request_stop()
+            self._run.stop_request.touch()
         need = Need(count, self._minimum_stay_s)
         ended = threading.Event()
         threading.Thread(target=self._watch, args=(need, ended), name="cluster-watch", daemon=True).start()
@@ -114,7 +114,7 @@ class Attempts:
             with suppress(ResourceError):  # the head node may be away for a while; if it stays away, the attempt fails
                 capacity = self._look()
                 if not ended.is_set() and need.look(capacity, time.monotonic()):
-                    self._run.request_resize()
+                    self._run.resize_request.touch()
                     say(f"{need.why}: saving a checkpoint, then the workers restart")
 
 

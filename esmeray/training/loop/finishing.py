@@ -148,7 +148,7 @@ def stopped(checkpoints: Checkpoints, run: RunFolder, position: Position) -> Out
     """Save the state, and return the outcome if the driver asked for the end of the run or of the attempt."""
     if position.step > checkpoints.saved_step:
         checkpoints.save(position, None)
-    status: Status = "stopped" if run.stop_requested() else "resizing"
+    status: Status = "stopped" if run.stop_request.exists() else "resizing"
     return Outcome(status, position.step, f"{status} at step {position.step}; the same command resumes it", 0)
 
 

@@ -76,7 +76,7 @@ class Observers:
         A resize waits for the end of the evaluation, since an interrupted evaluation is not repeated.
         """
         self.watchdog.progress()
-        return self.rank == 0 and self.run.stop_requested()
+        return self.rank == 0 and self.run.stop_request.exists()
 
     def forget_peak(self) -> None:
         """Reset the memory peak, so that an evaluation or a checkpoint does not count as a step."""

@@ -79,7 +79,7 @@ class MadeUpCluster:
                 raise OSError("a machine is gone")
             while not self.run.end_requested():
                 time.sleep(0.001)
-            self.run.write_outcome(Outcome("stopped" if self.run.stop_requested() else "resizing", 5, "", 0))
+            self.run.write_outcome(Outcome("stopped" if self.run.stop_request.exists() else "resizing", 5, "", 0))
 
         return attempt
 
@@ -88,7 +88,7 @@ class MadeUpCluster:
 
     def interrupt(self) -> None:
         self.signals.received = 2
-        self.run.request_stop()
+        self.run.stop_request.touch()
 
 
 @pytest.fixture

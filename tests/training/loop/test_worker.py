@@ -117,7 +117,7 @@ def test_stop_during_an_evaluation_is_heard(store_path, tmp_path):
     config = tiny_config(tmp_path)
     run = run_folder(config)
     run.path.mkdir(parents=True)
-    run.request_stop()
+    run.stop_request.touch()
     outcome = train_worker(config, WorkerContext(), store_path)
     assert (outcome.status, outcome.step) == ("stopped", 0)
     assert validations(config) == []
