@@ -6,7 +6,7 @@ import numpy as np
 
 from esmeray.dataset.section import DataSection, StructuresSection
 from esmeray.dataset.structures.conversion import convert_structures
-from esmeray.dataset.structures.sample import sample_structures
+from esmeray.dataset.structures.sample import sample_structure
 from esmeray.dataset.structures.store import Structure, StructureStore
 from esmeray.tasks.section import ModelSection
 
@@ -18,7 +18,7 @@ THREE = {
 
 
 def folds(number: int, seed: int = 0) -> list[Structure]:
-    return list(sample_structures(number, seed))
+    return [sample_structure(index, seed) for index in range(number)]
 
 
 def pdb_lines(structure: Structure, chain: str = "A", record: str = "ATOM", first: int = 1) -> list[str]:

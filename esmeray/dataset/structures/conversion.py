@@ -31,7 +31,7 @@ from esmeray.dataset.store import format as store_format
 from esmeray.dataset.store.writer import write_sequences
 from esmeray.dataset.structures import store as layout
 from esmeray.dataset.structures.predictions import keys, predictions_of
-from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structures
+from esmeray.dataset.structures.sample import GENERATOR_VERSION, sample_structure
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif", ".bcif")
 _SHOWN = 10
@@ -150,7 +150,7 @@ def _is_fasta(sources: list[str]) -> bool:
 def _make(data: DataSection, target: Path, progress: ProgressCallback) -> layout.StructureManifest:
     counts, files = layout.StructureCounts(), _files(data)
     if data.source == [stores.SAMPLE]:
-        structures = list(sample_structures(data.sample.records))
+        structures = list(map(sample_structure, range(data.sample.records)))
         counts.chains = len(structures)
     elif _is_store(data.source) or _is_fasta(data.source):
         ids, residues = read_proteins(data.source, data.ingest)

@@ -9,7 +9,6 @@ known: the most frequent residue of each state.
 Shape legend: L residues, B draws of the loops.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from itertools import cycle
 
@@ -47,12 +46,8 @@ _FAVOURED_SHARES = (0.5, 0.17, 0.1, 0.06, 0.05, 0.04)
 """Probabilities of a state's favoured residues, in their order. The rest is distributed as in nature."""
 
 
-def sample_structures(records: int, seed: int = 0) -> Iterator[Structure]:
-    for number in range(records):
-        yield _fold(number, seed)
-
-
-def _fold(number: int, seed: int) -> Structure:
+def sample_structure(number: int, seed: int = 0) -> Structure:
+    """Return the structure of this number; the same seed gives the same structures."""
     random = np.random.Generator(np.random.PCG64([seed, number]))
     elements_L = _elements(random)
     coordinates, contacts_L = _best(_built(*_torsions(elements_L, random)))

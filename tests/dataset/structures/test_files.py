@@ -10,7 +10,7 @@ import pytest
 
 from esmeray.common.errors import DataError
 from esmeray.dataset.structures import files
-from esmeray.dataset.structures.ca_trace import completed
+from esmeray.dataset.structures.chains import completed
 from esmeray.dataset.structures.files import read_structures
 from esmeray.dataset.structures.store import Structure, StructureCounts
 from tests.structures import EACH, folds, pdb_lines, write_models, write_pdb
