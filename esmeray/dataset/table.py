@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from esmeray.common.errors import DataError, reading
 from esmeray.common.text import did_you_mean, first_line
 from esmeray.dataset.fasta.counts import SourceFile
-from esmeray.dataset.fasta.kinds import kind_of
+from esmeray.dataset.fasta.locate import kind_of
 from esmeray.dataset.fasta.reader import COMPRESSIONS, ReadAhead, TextStream, read_ahead
 
 _PARQUET = ".parquet"

@@ -29,12 +29,12 @@ from esmeray.common.background_thread import BackgroundThread
 from esmeray.common.errors import DataError, reading
 from esmeray.common.remote import local_path
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
-from esmeray.dataset.fasta.kinds import kind_of
 from esmeray.dataset.fasta.locate import (
     BYTE_ORDER_MARK,
     COMMENT,
     DECOMPRESSION_ERRORS,
     damage,
+    kind_of,
     pieces_of_lines,
     place_of_line,
     place_of_record,

@@ -18,7 +18,7 @@ from esmeray.dataset.fasta.locate import place_of_record
 from esmeray.dataset.fasta.reader import FastaSource, RecordBatch
 from esmeray.dataset.fasta.records import Lines, Records, hashes_of, lengths_of
 from esmeray.dataset.labels.samples import located_records, message_records
-from esmeray.dataset.labels.values import split_part, text_of
+from esmeray.dataset.labels.values import read_values, split_part, text_of
 from esmeray.dataset.section import LabelsSection, SampleSection
 from esmeray.dataset.store.conversion import sample_batches
 from esmeray.dataset.store.ingest import CleanBlock, Ingest
@@ -325,7 +325,7 @@ class LabelledSource:
         settings = self._settings
         rows_read = 0
         for first_row, columns in table.parts():
-            texts = _texts(path, first_row, columns[settings.text_column])
+            texts = read_values(path, settings.text_column, columns[settings.text_column], text_of, first_row)
             rows_read += len(texts)
             rows = self._rows_with_text(path, table, first_row, texts)
             # Count rows as in the file, including those left out, so that messages and ids refer to the same row.
@@ -375,7 +375,7 @@ class LabelledSource:
         if column is None:
             return [b"row%d" % (self._rows_before + first_row + row) for row in rows]
         ids = []
-        texts = _texts(path, first_row, columns[column])
+        texts = read_values(path, column, columns[column], text_of, first_row)
         for row in rows:
             text = texts[row].strip()
             if not text or "\n" in text or "\r" in text:
@@ -410,16 +410,6 @@ def _splits(table: Table, split_column: str | None, columns: Columns) -> list[tu
     if not flips:
         return [(split, None) for split in splits]
     return list(zip(splits, flips[0], strict=True))
-
-
-def _texts(path: Path, first_row: int, values: Sequence[Any]) -> list[str]:
-    texts = []
-    for row, value in enumerate(values, first_row):
-        try:
-            texts.append(text_of(value))
-        except ValueError as error:
-            raise DataError(f"{path}, row {row}: {error}") from error
-    return texts
 
 
 @dataclass(frozen=True, kw_only=True)

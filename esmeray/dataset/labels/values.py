@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from esmeray.dataset.section import LabelsSection
 from esmeray.dataset.table import Table, is_missing, numbered_lines
 
 Label = str | list[str] | tuple[float, ...]
+Value = TypeVar("Value")
 
 _PARTS = {
     **dict.fromkeys(("train", "training"), "training"),
@@ -72,6 +73,19 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
+def read_values(
+    path: Path, column: str, values: Iterable[Any], read: Callable[[Any], Value], first_row: int = 1
+) -> list[Value]:
+    """Return the values of a table's column as ``read`` returns them. Raises DataError if it refuses one."""
+    parsed = []
+    for row, value in enumerate(values, first_row):
+        try:
+            parsed.append(read(value))
+        except ValueError as error:
+            raise DataError(f"{path}, row {row}, column {column!r}: {error}; correct it, or leave it empty") from None
+    return parsed
+
+
 def labels_by_id(
     path: Path, label_column: str, section: str = "", not_missing: Collection[str] = (), id_column: str | None = None
 ) -> dict[str, str]:
@@ -87,12 +101,10 @@ def labels_by_id(
         label_column: f"{section}.label_column" if section else "",
     }
     columns = Table(path, wanted, not_missing).columns()
+    texts = {column: read_values(path, column, columns[column], text_of) for column in wanted}
     labels: dict[str, str] = {}
-    for row, values in enumerate(zip(columns[ids], columns[label_column], strict=True), 1):
-        try:
-            name, label = (text_of(value).strip() for value in values)
-        except ValueError as error:
-            raise DataError(f"{path}, row {row}: {error}") from error
+    for row, values in enumerate(zip(texts[ids], texts[label_column], strict=True), 1):
+        name, label = map(str.strip, values)
         if not name:
             raise DataError(f"{path}, row {row}: column {ids!r} is empty; add an id, or remove the row")
         if name in labels:
@@ -120,14 +132,6 @@ def number(value: Any) -> float:
         return math.nan if is_missing(text) else float(text.replace("_", "?"))
     except ValueError:
         raise ValueError(f"{text!r} is not a number{' (use a decimal point)' if ',' in text else ''}") from None
-
-
-def weight(value: Any) -> float:
-    """Return a value as a record's weight; raises ValueError unless it is a finite number of 0 or more."""
-    weighed = number(value)
-    if not 0 <= weighed < math.inf:
-        raise ValueError(f"invalid weight {'' if value is None else value!r}; give a finite number of at least 0")
-    return weighed
 
 
 def group(value: Any) -> str:
@@ -272,7 +276,10 @@ def read_label_weights(path: Path, space: LabelSpace) -> NDArray[np.float32]:
     for number, line in numbered_lines(expanded(path)):
         name, _, value = line.partition("\t")
         try:
-            weights_C[codes.pop(name.strip())] = weight(value)
+            weight = finite(value)
+            if not weight >= 0:  # negative or missing
+                raise ValueError(f"invalid weight {value!r}; give a finite number of at least 0")
+            weights_C[codes.pop(name.strip())] = weight
         except KeyError:
             problem = "is listed twice" if name.strip() in space.names else "does not occur in the training records"
             raise DataError(f"{path}, line {number}: the label {name!r} {problem}; remove the line") from None

@@ -8,11 +8,11 @@ Shape legend: N mutants, R rows with a mutant.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.text import counted, did_you_mean
 from esmeray.dataset.identifiers import match_ids
-from esmeray.dataset.labels.values import finite, text_of
+from esmeray.dataset.labels.values import finite, read_values, text_of
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.sequence_list import clean_list
 from esmeray.dataset.store.conversion import job_store
@@ -37,7 +37,6 @@ _MUTANT_COLUMNS = ("mutant", "hgvs_pro", "variant", "mutation", "mutations", "mu
 """Usual names of the mutant column, in lower case. The first that a table has is read."""
 
 _SUFFIX = re.compile(r"\.(csv|tsv|parquet)(\.\w+)?$", re.IGNORECASE)
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,9 @@ def read_mutants(
     variants: list[Variant | None] = []
     tables = []
     for path, columns, proteins in _tables(section, sequence, folder, paths, column, wanted, every_column):
-        columns |= {name: _read(path, name, columns, finite if name in numbers else read_text) for name in wanted}
+        columns |= {
+            name: read_values(path, name, columns[name], finite if name in numbers else read_text) for name in wanted
+        }
         variants += read_variants(
             columns[column],
             proteins,
@@ -274,7 +275,7 @@ def _tables(
         columns = Table(path, {**dict.fromkeys([*others, *needed], ""), **wanted}, MISSING).columns()
         names = [name] * len(columns[column])
         if by_column:
-            names = _read(path, PROTEIN_COLUMN, columns, partial(_text, keep=section.not_missing))
+            names = read_values(path, PROTEIN_COLUMN, columns[PROTEIN_COLUMN], partial(_text, keep=section.not_missing))
         elif name:
             columns = {PROTEIN_COLUMN: names, **columns}
         if _SEQUENCE_COLUMN in needed:
@@ -302,17 +303,6 @@ def _gym_wild_type(path: Path, unknown: Protein, columns: Columns, column: str) 
         except ValueError as error:
             problem = str(error)
     raise DataError(f"{path}: {problem}; give the FASTA file of the wild type")
-
-
-def _read(path: Path, column: str, columns: Columns, read: Callable[[Any], Value]) -> list[Value]:
-    """Values of a column. Raises DataError for the first invalid value."""
-    values = []
-    for row, value in enumerate(columns[column], 1):
-        try:
-            values.append(read(value))
-        except ValueError as error:
-            raise DataError(f"{path}, row {row}, column {column!r}: {error}; correct it, or leave it empty") from None
-    return values
 
 
 def _text(value: Any, keep: Sequence[str] = ()) -> str:
