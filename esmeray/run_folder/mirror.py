@@ -17,13 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from esmeray.common.errors import CheckpointError, EsmerayError, ResourceError
-from esmeray.common.publishing import Lock, take_lock
+from esmeray.common.publishing import take_lock
 from esmeray.common.remote import (
     AT_ONCE_S,
     Items,
@@ -76,7 +76,7 @@ class RunMirror:
         self._asked, self._idle, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._error: EsmerayError | None = None
         self._thread: threading.Thread | None = None
-        self._lock: Lock | None = None
+        self._locks = ExitStack()
 
     def pull(self, patience_s: float | None = None, checkpoints_only: bool = False) -> None:
         """Replace the working copy by the run's files at the URI; of checkpoints only the manifests are downloaded."""
@@ -124,7 +124,7 @@ class RunMirror:
         """Start uploading in the background. Worker 0 first removes checkpoints after ``step``, which are written
         again."""
         if self._uri and self._rank == 0:
-            self._lock = take_lock(self.run.first_worker)
+            self._locks.enter_context(closing(take_lock(self.run.first_worker)))
             # Compare names, whose numbers have leading zeros: checkpoints at the URI may not be on this node.
             newest = self._checkpoints.folder(step).path.name
             self._patiently(lambda: self._drop(lambda name: name > newest))
@@ -154,9 +154,7 @@ class RunMirror:
     def close(self) -> None:
         self._closing.set()
         self._asked.set()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._locks.close()
 
     def save_files(self, *names: str) -> None:
         """Upload changed files whose names start with ``names``; a failure is only reported."""

@@ -1,4 +1,4 @@
-"""Arrays in safetensors files: written without the copies that the library makes, and read by memory mapping.
+"""Arrays in safetensors files, read by memory mapping. They are written here, since the library's files have mode 0600.
 
 NumPy lacks bf16, so it is stored as uint16.
 """
@@ -21,8 +21,10 @@ from esmeray.common.verification import verified
 
 Arrays: TypeAlias = Mapping[str, NDArray]
 
-_NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int8": "I8"}
-_NAMES |= {"int32": "I32", "int64": "I64", "uint64": "U64"}
+_NAMES = {
+    **{"float32": "F32", "float16": "F16", "uint16": "BF16"},
+    **{"int8": "I8", "int32": "I32", "int64": "I64", "uint64": "U64"},
+}
 _DTYPES = {name: np.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
 BLOCKS = ".blocks"
 """Suffix of the file with a file's checksums, one per block."""
@@ -134,12 +136,9 @@ class RangedArray:
         self.dtype = dtype
         self._row_bytes = dtype.itemsize * math.prod(self.shape[1:])
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __getitem__(self, rows: slice) -> NDArray:
         """Return rows. Raises ValueError if the file is too short."""
-        start, stop, _ = rows.indices(len(self))
+        start, stop, _ = rows.indices(self.shape[0])
         self.file.seek(self._offset + start * self._row_bytes)
         read = self.file.read((stop - start) * self._row_bytes)
         return np.frombuffer(read, self.dtype).reshape(stop - start, *self.shape[1:])
@@ -177,7 +176,7 @@ def open_arrays(file: Path | BinaryIO, where: Path | str | None = None) -> dict[
 def _arrays_in(content: NDArray[np.uint8] | RangedArray) -> dict[str, Any]:
     """Return the arrays in the bytes of a safetensors file."""
     length = int.from_bytes(content[:8].tobytes(), "little")
-    if length > min(_MAX_HEADER_BYTES, len(content) - 8):  # checked before that many bytes are read
+    if length > min(_MAX_HEADER_BYTES, content.shape[0] - 8):  # checked before that many bytes are read
         raise ValueError(f"its header claims {length:,} bytes")
     header = json.loads(content[8 : 8 + length].tobytes())
     arrays: dict[str, Any] = {}
@@ -206,8 +205,9 @@ def rows_of(arrays: Arrays, index: int) -> NDArray:
     """Return the rows of ``values`` between an item's ``offsets``. Raises ValueError if rows are missing."""
     start, stop = arrays["offsets"][index : index + 2].tolist()
     # NumPy would silently cut a slice that ends after the array.
-    if not 0 <= start <= stop <= len(arrays["values"]):
-        raise ValueError(f"rows {start} to {stop} requested, but it has {len(arrays['values'])}")
+    num_rows = arrays["values"].shape[0]
+    if not 0 <= start <= stop <= num_rows:
+        raise ValueError(f"rows {start} to {stop} requested, but it has {num_rows}")
     return arrays["values"][start:stop]
 
 

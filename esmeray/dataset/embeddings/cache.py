@@ -78,8 +78,8 @@ class FeatureStore:
         return np.where(is_there_N, ranks_N, len(self))
 
 
-def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[NDArray]) -> None:
-    """Add a shard to the folder ``path``: one array (rows, D) per distinct sequence.
+def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[NDArray]) -> Path:
+    """Add a shard to the folder ``path``: one array (rows, D) per distinct sequence. Return its file.
 
     ``name`` must be unique if several processes write at once. Raises ResourceError if the disk is full or not
     writable.
@@ -96,7 +96,9 @@ def write_shard(path: Path, name: str, keys_S2: NDArray[np.uint64], rows: list[N
         "checksum": _checksum(values),
         "index_checksum": _checksum(keys_S2, offsets),
     }
-    write_arrays(path / _shard_name(name), arrays)
+    file = path / f"shard-{name}.safetensors"
+    write_arrays(file, arrays)
+    return file
 
 
 def merge_shards(path: Path) -> None:
@@ -108,10 +110,10 @@ def merge_shards(path: Path) -> None:
     store = FeatureStore(path)
     keys_S2 = np.unique(np.concatenate([_opened(file)["hashes"] for file in small]), axis=0)
     name = xxhash.xxh3_64_hexdigest(keys_S2.tobytes())
-    write_shard(path, name, keys_S2, list(store.rows(keys_S2)))
+    merged = write_shard(path, name, keys_S2, list(store.rows(keys_S2)))
     # After writing: at any time, a reader finds each sequence in one or two files.
     for file in small:
-        if file.name != _shard_name(name):
+        if file != merged:
             file.unlink(missing_ok=True)  # another process may be merging, too
 
 
@@ -159,7 +161,3 @@ def _checksum(*arrays: NDArray) -> NDArray[np.uint64]:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     return np.frombuffer(digest.digest(), dtype="<u8")
-
-
-def _shard_name(name: str) -> str:
-    return f"shard-{name}.safetensors"

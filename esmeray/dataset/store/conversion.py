@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -105,7 +105,9 @@ def ensure_store(data: DataSection, default_root: Path, progress: ProgressCallba
                     f"{target}: built with other data.ingest settings ({made_with.ingest}); {other_store(target)}"
                 )
         elif data.source == [SAMPLE]:
-            _make_sample(data, target)
+            sample = Ingest(data.ingest)
+            batches = sample_batches(sample_records(data.sample.records, data.sample.families))
+            _write(target, map(sample.clean, batches), sample_source(data.sample), sample)
         else:
             _convert_locked(FastaSource(data.source), target, data.ingest, progress)
     return target
@@ -143,10 +145,17 @@ def _convert_locked(
     source: FastaSource, target: Path, policies: IngestSection, progress: ProgressCallback
 ) -> StoreManifest:
     ingest = Ingest(policies, partial(places_of_ids, source.paths), ids_at_end=True)
+    return _write(target, _blocks(source, ingest, progress), source.finished, ingest)
+
+
+def _write(
+    target: Path, blocks: Iterable[CleanBlock | None], source: list[SourceFile] | SampleSource, ingest: Ingest
+) -> StoreManifest:
+    """Publish the store of ``blocks``, which ``ingest`` cleans and the files of ``source`` are read for."""
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
-        for block in _blocks(source, ingest, progress):
+        for block in filter(None, blocks):
             writer.add(block)
-        return writer.finish(source.finished, policies, ingest.counts)
+        return writer.finish(source, ingest.policies, ingest.counts)
 
 
 def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> Iterator[CleanBlock]:
@@ -160,15 +169,6 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> 
             if block is not None and not ingest.faults:
                 yield block
             progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
-
-
-def _make_sample(data: DataSection, target: Path) -> StoreManifest:
-    ingest = Ingest(data.ingest)
-    records = sample_records(data.sample.records, data.sample.families)
-    with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
-        for block in filter(None, map(ingest.clean, sample_batches(records))):
-            writer.add(block)
-        return writer.finish(sample_source(data.sample), data.ingest, ingest.counts)
 
 
 def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:

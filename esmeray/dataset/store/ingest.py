@@ -110,7 +110,7 @@ class Ingest:
         """Start with no ids seen. ``places_of_ids`` is for messages. Texts are neither checked nor repaired."""
         self.counts = counts or IngestCounts()
         self.faults = Faults(places_of_ids)
-        self._policies = policies
+        self.policies = policies
         self._is_text = content == "text"
         self._ids_at_end = ids_at_end and policies.duplicate_ids == "error"
         self._id_hashes: list[np.ndarray] = []
@@ -145,7 +145,7 @@ class Ingest:
         XXH3-64 can be constructed.
         """
         hashes = np.sort(np.concatenate([np.empty(0, np.uint64), *self._id_hashes]))
-        again = Ingest(self._policies, self.faults.places_of_ids)
+        again = Ingest(self.policies, self.faults.places_of_ids)
         again._repeated = hashes[1:][hashes[1:] == hashes[:-1]]
         if len(again._repeated):
             self.faults.replace(again.faults)
@@ -168,7 +168,7 @@ class Ingest:
     def _notice_nucleotides(self, batch: RecordBatch) -> None:
         """Count or refuse records that look like DNA or RNA. To count, a sample of letters is checked first."""
         residues = batch.records.residues
-        is_refused = self._policies.nucleotides == "error"
+        is_refused = self.policies.nucleotides == "error"
         glance = residues[:: 1 + len(residues) // _GLANCE_LETTERS]
         # With the policy error every record is checked, so that none is missed.
         if len(residues) < _MIN_LETTERS or (not is_refused and _share_of_nucleotides(glance) < _GLANCE_SHARE):
@@ -214,7 +214,7 @@ class Ingest:
             if residues is None:
                 continue
             # After the repairs, because a record with only a stop codon is empty, too.
-            if not residues and self._policies.empty_sequences == "skip":
+            if not residues and self.policies.empty_sequences == "skip":
                 self.counts.records_skipped_empty += 1
                 continue
             if not residues:
@@ -247,7 +247,7 @@ class Ingest:
                     residue=cleaned.residues.index(mark),
                 )
                 return bad_to_x(cleaned.residues)
-        match self._policies.bad_characters:
+        match self.policies.bad_characters:
             case "to_x":
                 self.counts.bad_characters_to_x += cleaned.num_bad
                 return bad_to_x(cleaned.residues)
@@ -263,7 +263,7 @@ class Ingest:
     def _settle_ids(self, batch: RecordBatch, kept: Sequence[int], ids: list[bytes], fresh_N: np.ndarray) -> None:
         """Apply the policy to repeated ids: update ``fresh_N`` (which records stay) and ``ids`` (their names)."""
         for position in np.flatnonzero(~fresh_N).tolist():
-            match self._policies.duplicate_ids:
+            match self.policies.duplicate_ids:
                 case "error":
                     self.faults.add(
                         "duplicate id{s}",
