@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from numpy.typing import NDArray
 
+from esmeray.dataset.fasta.alphabet import ALL_KNOWN, UnknownLetters
 from esmeray.dataset.structures.store import Structure
-from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 from esmeray.inference.calibration import Calibration
 
 CLASSES, LIKELIHOOD = "classes", "pseudo_log_likelihood"

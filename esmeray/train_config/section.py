@@ -13,6 +13,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,  # noqa: F401 - sections import the types of their numbers from here
+    NonNegativeInt,  # noqa: F401
+    PositiveFloat,  # noqa: F401
+    PositiveInt,  # noqa: F401
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -54,10 +58,6 @@ def _is_folder_name(name: str) -> str:
     return name
 
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Coverage = Annotated[float, Field(ge=0.01, le=0.999)]
 # Bounded, because a typo of a few digits would otherwise end in out of memory.

@@ -1,4 +1,4 @@
-"""Letters that a store can hold, and the repair of sequences with other letters.
+"""Letters that a store can hold, the repair of sequences with other letters, and letters that a vocabulary lacks.
 
 The 20 amino acids, the ambiguity codes B and Z, selenocysteine U, pyrrolysine O and the unknown X are kept. Other
 letters are repaired:
@@ -8,11 +8,16 @@ letters are repaired:
 - One '*' at the end (a translated stop codon) is removed.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from esmeray.common.errors import DataError
+from esmeray.common.text import counted
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 STORE_ALPHABET = AMINO_ACIDS + "BUZOX"
@@ -75,3 +80,54 @@ def kmers(residues: NDArray[np.uint8], groups: Sequence[str], k: int) -> NDArray
     for offset in range(k):
         numbers = numbers * len(groups) + coded[offset : offset + count]
     return numbers[numbers >= 0]
+
+
+class UnknownLetters(NamedTuple):
+    """Letters of clean sequences that a vocabulary of residues lacks, and the unknown token that replaces them.
+
+    The token is empty if the vocabulary has none.
+    """
+
+    letters: str = ""
+    token: str = ""
+
+    def counts_of(self, texts: Iterable[str]) -> tuple[Counter[str], int]:
+        """Count each unknown letter, and all residues (0 if the vocabulary lacks no letter)."""
+        counts: Counter[str] = Counter()
+        total = 0
+        if self.letters:  # most vocabularies lack none, so the texts need not be read
+            for text in texts:
+                total += residues_of(text)
+                counts.update({letter: text.count(letter) for letter in self.letters})
+        return +counts, total
+
+    def report(self, texts: Iterable[str]) -> str | None:
+        """Return the report on unknown residues in all texts. Returns and raises as :meth:`line`."""
+        return self.line(*self.counts_of(texts))
+
+    def line(self, counts: Counter[str], total: int) -> str | None:
+        """Return the report on a job's unknown residues, or None if there are none; ``counts`` are per letter.
+
+        Raises DataError if there is no unknown token, or if more than half of all residues are unknown.
+        """
+        unknown = counts.total()
+        if not unknown:
+            return None
+        finding = f"{counted(unknown, 'residue{s}')} unknown to the vocabulary ({', '.join(sorted(counts))})"
+        if not self.token:
+            raise DataError(f"{finding}, which has no unknown token; remove these sequences, or choose another model")
+        if 2 * unknown > total:
+            raise DataError(
+                f"{finding}, more than half of {total:,}, so results would be meaningless; choose another model, "
+                "or sequences of its alphabet"
+            )
+        return f"{finding}, read as {self.token}"
+
+    def warn(self, texts: Iterable[str]) -> None:
+        """Issue a Python warning about unknown residues, located at the caller's call. Raises as :meth:`line`."""
+        line = self.report(texts)
+        if line is not None:
+            warnings.warn(line, stacklevel=3)
+
+
+ALL_KNOWN = UnknownLetters()

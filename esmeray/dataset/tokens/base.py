@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.publishing import exclusive, published
-from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
+from esmeray.dataset.fasta.alphabet import ALL_KNOWN, AMINO_ACIDS
 from esmeray.dataset.section import TokenizerSection
 from esmeray.dataset.tokens import esm
 from esmeray.dataset.tokens.huggingface import (
@@ -28,7 +28,6 @@ from esmeray.dataset.tokens.huggingface import (
     open_folder,
 )
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, local_folder, model_folder, read_settings
-from esmeray.dataset.tokens.unknown import ALL_KNOWN
 
 _LONG_PROTEIN = 50 * AMINO_ACIDS
 """Test protein for tokenizers: WordPiece treats words of more than a hundred letters as unknown."""

@@ -23,10 +23,9 @@ from esmeray.common.command_line import warn
 from esmeray.common.errors import ConfigError
 from esmeray.common.text import first_line
 from esmeray.common.verification import verified
-from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, GAPS, MASK_TEXT, STORE_ALPHABET
+from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, GAPS, MASK_TEXT, STORE_ALPHABET, UnknownLetters
 from esmeray.dataset.tokens.esm import sequence_lengths
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, quiet_transformers, read_settings
-from esmeray.dataset.tokens.unknown import UnknownLetters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

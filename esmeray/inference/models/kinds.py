@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.batches.preparation import FixedCrop
 from esmeray.dataset.embeddings.manifest import Per
-from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
+from esmeray.dataset.fasta.alphabet import ALL_KNOWN, UnknownLetters
 from esmeray.inference.models import outputs
 from esmeray.installation import added, expect
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esmeray.common.errors import ConfigError
+from esmeray.dataset.fasta.alphabet import ALL_KNOWN, UnknownLetters
 from esmeray.dataset.packed_batch import PackedBatch
-from esmeray.dataset.tokens.unknown import ALL_KNOWN, UnknownLetters
 
 Checkpointing: TypeAlias = bool | Literal["selective"]
 
