@@ -4,9 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from esmeray.train_config.natures import FIXED, PATH, UNSEEN
 from esmeray.train_config.section import (
     DEFAULT_TOKENS,
+    FIXED,
+    PATH,
+    UNSEEN,
     PositiveInt,
     Section,
     Share,

@@ -4,8 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from esmeray.train_config.natures import END, PATH, PATH_OR_NAME, UNSEEN
 from esmeray.train_config.section import (
+    END,
+    PATH,
+    PATH_OR_NAME,
+    UNSEEN,
     Channels,
     NonNegativeInt,
     PositiveFloat,

@@ -3,8 +3,16 @@
 from typing import Annotated, Literal
 
 from esmeray.common.remote import Storage, use
-from esmeray.train_config.natures import FIXED, PATH, UNSEEN, with_absolute_paths
-from esmeray.train_config.section import FolderName, NonNegativeInt, PositiveFloat, Section
+from esmeray.train_config.section import (
+    FIXED,
+    PATH,
+    UNSEEN,
+    FolderName,
+    NonNegativeInt,
+    PositiveFloat,
+    Section,
+    with_absolute_paths,
+)
 
 
 class RunSection(Section):

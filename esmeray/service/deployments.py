@@ -23,7 +23,7 @@ from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
 from esmeray.service.section import ServedIndex, ServedModel, ServeSection, ServiceSettings
 from esmeray.train_config.loading import load_settings
-from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.section import with_absolute_paths
 
 APPLICATION = "esmeray"
 ONGOING = 1024

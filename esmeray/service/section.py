@@ -7,8 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from esmeray.cluster.section import RaySection
-from esmeray.train_config.natures import LINKED_PATH, PATH, PATH_OR_NAME
-from esmeray.train_config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, Tokens
+from esmeray.train_config.section import (
+    LINKED_PATH,
+    PATH,
+    PATH_OR_NAME,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Tokens,
+)
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 

@@ -4,8 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from esmeray.train_config.natures import END, FIXED, UNSEEN
 from esmeray.train_config.section import (
+    END,
+    FIXED,
+    UNSEEN,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,

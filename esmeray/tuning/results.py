@@ -16,7 +16,7 @@ from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.natures import absolute_path
+from esmeray.train_config.section import absolute_path
 from esmeray.tuning.records import (
     KEYS,
     NAMES,

@@ -24,7 +24,7 @@ from esmeray.common.publishing import write_atomically
 from esmeray.run_folder.job import differences
 from esmeray.tasks.plan import task_plan
 from esmeray.train_config.loading import dump_config, load_settings
-from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.section import with_absolute_paths
 from esmeray.training.config import load_config, with_precision
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
 from esmeray.training.launch.planning import check_stage

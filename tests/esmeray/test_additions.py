@@ -48,7 +48,7 @@ from esmeray.model.backbones.source import PACKED
 from esmeray.run_folder.paths import RunFolder
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.tools.__main__ import main
-from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.section import with_absolute_paths
 from esmeray.training.config import Config
 from esmeray.service.section import ServedModel
 from esmeray.cluster.collective import WorkerContext

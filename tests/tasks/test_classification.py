@@ -19,7 +19,7 @@ from esmeray.tasks.classifier import features
 from esmeray.tasks.classifier.experiment import ClassifierExperiment
 from esmeray.tasks.classifier.plan import ClassifierPlan
 from esmeray.tools.train.export import main as export_command
-from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.section import with_absolute_paths
 from esmeray.training.config import Config
 from esmeray.training.launch.planning import check_stage
 from tests.dataset.tokenizer_folders import prot_bert

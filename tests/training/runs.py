@@ -17,7 +17,7 @@ from esmeray.run_folder.paths import Outcome
 from esmeray.tasks.plan import task_plan
 from esmeray.tools.train.export import main as export
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.section import with_absolute_paths
 from esmeray.training.config import Config
 from esmeray.training.engine.engine import TrainingEngine
 from esmeray.training.loop.worker import train_worker

@@ -20,7 +20,7 @@ from esmeray.inference.embedding.section import EmbedJobSection
 from esmeray.inference.embedding.shard_files import ShardFiles, ShardRow
 from esmeray.inference.embedding.worker import open_worker
 from esmeray.inference.models.source import ModelSource
-from esmeray.train_config.natures import PATH_OR_NAME, absolute_path
+from esmeray.train_config.section import PATH_OR_NAME, absolute_path
 
 log = logging.getLogger(__name__)
 

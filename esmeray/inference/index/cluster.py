@@ -24,7 +24,7 @@ from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.inference.index.index import Candidates, Index
 from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import PartEntry
-from esmeray.train_config.natures import absolute_path
+from esmeray.train_config.section import absolute_path
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from esmeray.common.text import counted
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.job import Difference, differences
 from esmeray.run_folder.paths import RunFolder
-from esmeray.train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_resume
+from esmeray.train_config.section import END, FIXED, FREE, UNSEEN, OnResume, on_resume
 from esmeray.training.config import Config, load_config, with_precision
 
 

@@ -47,7 +47,7 @@ from esmeray.run_folder.paths import RESERVE_BYTES, Outcome, RunFolder, no_space
 from esmeray.tasks.plan import TaskPlan, TaskSize, task_plan
 from esmeray.tasks.registry import metric_labels
 from esmeray.train_config.loading import dump_config
-from esmeray.train_config.natures import with_absolute_paths
+from esmeray.train_config.section import with_absolute_paths
 from esmeray.training.checkpoints.resuming import Resumption
 from esmeray.training.config import Config, with_precision
 from esmeray.training.engine.deepspeed_settings import check_precision
