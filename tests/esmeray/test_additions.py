@@ -147,7 +147,7 @@ HALF = {
 }
 """Objects of the right type that can't be used, by group of entry points."""
 IMPORTS = """
-from esmeray.dataset.embeddings.formats.npy import Format, Npy
+from esmeray.dataset.embeddings.formats.arrays import Format, Npy
 from esmeray.inference.models.kinds import OutputKind
 from esmeray.tasks.registry import Task
 from esmeray.train_config.section import Section

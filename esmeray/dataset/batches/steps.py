@@ -2,7 +2,7 @@
 
 In: a source of batches, the records of one side of the split, token budgets. Out: the batches of this rank for each
 optimizer step. Every rank computes the same plan from the lengths. The source determines the content of a batch
-(:class:`esmeray.dataset.batches.loader.ResidueSource`, :class:`esmeray.dataset.batches.labelled.LabelledSource`).
+(:class:`esmeray.dataset.batches.loader.ResidueSource`, :class:`esmeray.dataset.batches.loader.LabelledSource`).
 
 Shape legend: T tokens, N sequences, B batches.
 """

@@ -15,8 +15,12 @@ from torch import Tensor
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.batches.labelled import FeatureSource, LabelledSource, Labels
-from esmeray.dataset.batches.loader import BatchSource
+from esmeray.dataset.batches.loader import (
+    BatchSource,
+    FeatureSource,
+    LabelledSource,
+    Labels,
+)
 from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
 from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from esmeray.dataset.labels.store import LabelledData, LabelledStore

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
-from esmeray.dataset.batches.labelled import LabelledSource
+from esmeray.dataset.batches.loader import LabelledSource
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
 from esmeray.dataset.section import DataSection

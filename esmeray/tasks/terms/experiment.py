@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from esmeray.cluster.collective import WorkerContext
-from esmeray.dataset.batches.labelled import FeatureSource
+from esmeray.dataset.batches.loader import FeatureSource
 from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.function.proteins import LabelledTerms
 from esmeray.function.vectors import VectorRows, read_vectors

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esmeray.dataset.batches.labelled import LabelledSource, Labels
+from esmeray.dataset.batches.loader import LabelledSource, Labels
 from esmeray.dataset.batches.steps import TrainingSteps
 from esmeray.dataset.packed_batch import TARGETS, WEIGHTS
 from esmeray.dataset.section import BatchSection

@@ -1,11 +1,10 @@
 """Embedding formats by name. To add one, add a line here or an entry point of another package."""
 
 from esmeray.common.errors import ConfigError
+from esmeray.dataset.embeddings.formats.arrays import Npy, Safetensors
 from esmeray.dataset.embeddings.formats.arrow import Lance, Parquet
 from esmeray.dataset.embeddings.formats.base import Format
 from esmeray.dataset.embeddings.formats.hdf5 import Hdf5
-from esmeray.dataset.embeddings.formats.npy import Npy
-from esmeray.dataset.embeddings.formats.safetensors import Safetensors
 from esmeray.installation import added, expect
 
 

@@ -1,21 +1,73 @@
-"""Values of residues or pairs of distinct sequences, concatenated: one file per shard, as the job computed it.
+"""Files of plain arrays: .npy with the vectors of proteins, and safetensors with values of residues or pairs.
 
-``values`` (R, C), ``offsets`` (U + 1,) of the sequences' first rows, and for int8 ``scales`` (C,).
+The ids are in the index. A .npy file has a vector per record and is memory-mapped. Safetensors files have the values of
+distinct sequences, concatenated: one file per shard, as the job computed it, with ``values`` (R, C), ``offsets``
+(U + 1,) of the sequences' first rows, and for int8 ``scales`` (C,).
 """
 
 import math
-from contextlib import AbstractContextManager
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import parsing
 from esmeray.common.publishing import link, writing
-from esmeray.dataset.embeddings.arrays import as_float32, open_arrays, rows_of
-from esmeray.dataset.embeddings.formats.base import Append, Format, Rows, Source, Values
+from esmeray.dataset.embeddings.arrays import RangedArray, as_float32, open_arrays, open_npy, rows_of
+from esmeray.dataset.embeddings.formats.base import (
+    NUMPY_DTYPES,
+    Append,
+    Block,
+    Format,
+    Rows,
+    Source,
+    TableRows,
+    Values,
+    narrowed,
+)
 from esmeray.dataset.embeddings.manifest import REMEDY, Dtype, OutputManifest, Part, Per
+
+
+class _NpyRows(TableRows):
+    @cached_property
+    def _mapped(self) -> NDArray | RangedArray:
+        # The header is parsed as Python syntax, so parse errors are refused. An overflow of a huge shape must not warn.
+        with parsing(self.path, REMEDY, SyntaxError, TokenError), np.errstate(over="ignore"):
+            mapped = open_npy(self.file)
+            if (mapped.shape, mapped.dtype) != (self.shape, self.dtype):
+                raise ValueError(
+                    f"it has {mapped.dtype} {mapped.shape}, but the manifest says {self.dtype} {self.shape}"
+                )
+            return mapped
+
+    def stored(self, start: int, stop: int) -> NDArray:
+        with parsing(self.path, REMEDY):
+            return np.asarray(self._mapped[start:stop])
+
+
+class Npy(Format):
+    """.npy array (N, C), in input order."""
+
+    name = "npy"
+    suffix = ".npy"
+    read = _NpyRows
+
+    @contextmanager
+    def write(self, path: Path, output: OutputManifest, records: int) -> Iterator[Append]:
+        # Write the header by hand, because np.save needs the whole array in memory.
+        dtype = np.dtype(NUMPY_DTYPES[output.dtype]).str
+        header = {"descr": dtype, "fortran_order": False, "shape": (records, output.channels)}
+
+        def append(block: Block) -> None:
+            file.write(np.ascontiguousarray(narrowed(block.values, output)).data)
+
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            yield append
 
 
 class _ShardRows(Rows):
