@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.targets import LabelSpace
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer, train_bpe
 from esmeray.tasks.classifier.model import Classifier, build_classifier
 from esmeray.tasks.section import ModelSection

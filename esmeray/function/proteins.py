@@ -26,12 +26,14 @@ from esmeray.common.publishing import exclusive, published
 from esmeray.common.text import counted
 from esmeray.dataset.batches.random_bits import split_records
 from esmeray.dataset.identifiers import match_ids
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.table import numbered_lines
-from esmeray.dataset.targets import SparseTargets
+from esmeray.dataset.targets import (
+    LabelSpace,
+    SparseTargets,
+)
 from esmeray.function.annotations import (
     EXPERIMENTAL,
     Annotations,

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
-from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.sequence_list import clean_list
+from esmeray.dataset.targets import LabelSpace, predicted_positive
 from esmeray.inference.calibration import CALIBRATION_FILE, Calibration, thresholds_of
 from esmeray.inference.models.model import Model, TokenizedTexts, limited, run
 from esmeray.inference.models.opening import open_model

@@ -28,11 +28,13 @@ from esmeray.common.figure_style import BLUE, ORANGE, legend, picture, style_ste
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import NOTES, made_folder, refuse_existing
 from esmeray.common.statistics import RESAMPLINGS, SHARE, resamplings
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.labelled_file import LabelledRecords, read_labelled
 from esmeray.dataset.section import LabelsSection, TokenizerSection
 from esmeray.dataset.sequence_list import checked_paths
-from esmeray.dataset.targets import has_target
+from esmeray.dataset.targets import (
+    LabelSpace,
+    has_target,
+)
 from esmeray.dataset.tokens.base import open_tokenizer
 from esmeray.inference.embedding.section import LayersSection
 from esmeray.inference.models.model import Model, TokenizedTexts, run

@@ -6,8 +6,8 @@ import torch
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.fasta.alphabet import UnknownLetters
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import TARGETS
+from esmeray.dataset.targets import LabelSpace
 from esmeray.inference.classifier import ClassifierPipeline, Predictions
 from esmeray.model.heads.losses import probabilities
 from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics, metrics_of_each

@@ -8,9 +8,12 @@ import torch
 from torch.nn import functional
 
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch
-from esmeray.dataset.targets import IGNORED_TARGET, has_target
+from esmeray.dataset.targets import (
+    IGNORED_TARGET,
+    LabelSpace,
+    has_target,
+)
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.loading import build_backbone
 from esmeray.model.heads.settings import check_pooling

@@ -294,8 +294,7 @@ class Index:
 
 def differ(ours_n2: NDArray[np.uint64], theirs_n2: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return (n,) bool, True if the keys of two sequences differ. A hash of 0 was not recorded and is not compared."""
-    is_recorded_n2 = np.logical_and(ours_n2, theirs_n2)
-    return ((ours_n2 != theirs_n2) & is_recorded_n2).any(axis=1)
+    return ((ours_n2 != theirs_n2) & (ours_n2 != 0) & (theirs_n2 != 0)).any(axis=1)
 
 
 def _refuse_foreign(part: Part, before: Part, first: EmbeddingsManifest) -> None:

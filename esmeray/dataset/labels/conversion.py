@@ -24,7 +24,6 @@ from esmeray.dataset.fasta.alphabet import STORE_ALPHABET
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import find_files
 from esmeray.dataset.fasta.records import hashes_of
-from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace, check_names
 from esmeray.dataset.labels.labelled_file import (
     LabelledRecords,
     check_label_settings,
@@ -45,7 +44,13 @@ from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store.format import SEQUENCES_FOLDER, TEXT_ALPHABET, SampleSource, signed_json
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.writer import write_sequences
-from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
+from esmeray.dataset.targets import (
+    IGNORED_TARGET,
+    MAPPINGS_FILE,
+    LabelSpace,
+    SparseTargets,
+    check_names,
+)
 from esmeray.run_folder.job import differences
 
 log = logging.getLogger(__name__)

@@ -138,8 +138,9 @@ def read_labelled(
         sample=embedded,
         residue_labels=residue_labels,
     )
-    ingesting = Ingest(ingest, source.places, content=tokenizer.content, counts=counts)
-    reader = _Reader(source, len(paths), ingesting, labels, counts)
+    reader = _Reader(
+        source, len(paths), Ingest(ingest, source.places, content=tokenizer.content, counts=counts), labels, counts
+    )
     reader.read(progress)
     if not reader.ids:
         left_out = "; ".join(counts.lines())

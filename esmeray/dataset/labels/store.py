@@ -26,11 +26,14 @@ from safetensors.numpy import load_file
 from esmeray.common.errors import DataError
 from esmeray.common.verification import check_file
 from esmeray.dataset.fasta.counts import SourceFile
-from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from esmeray.dataset.labels.labelled_file import LabelledCounts
 from esmeray.dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, read_signed
 from esmeray.dataset.store.reader import Store, stage_once
-from esmeray.dataset.targets import SparseTargets
+from esmeray.dataset.targets import (
+    MAPPINGS_FILE,
+    LabelSpace,
+    SparseTargets,
+)
 
 FORMAT_VERSION = 2
 LABELS_FILE = "labels.safetensors"

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, expanded
 from esmeray.dataset.identifiers import match_ids
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import LabelsSection
 from esmeray.dataset.table import Table, is_missing, numbered_lines
+from esmeray.dataset.targets import LabelSpace
 
 Label = str | list[str] | tuple[float, ...]
 Value = TypeVar("Value")

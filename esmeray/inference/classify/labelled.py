@@ -20,7 +20,6 @@ from esmeray.common.progress import conversion_bar
 from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import files_ignored
 from esmeray.dataset.labels.conversion import ensure_labelled_store
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.labelled_file import (
     LabelledCounts,
     LabelledRecords,
@@ -33,7 +32,10 @@ from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
 from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.ingest import Ingest
-from esmeray.dataset.targets import has_target
+from esmeray.dataset.targets import (
+    LabelSpace,
+    has_target,
+)
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data
 from esmeray.run_folder.paths import RunFolder
 from esmeray.run_folder.section import RunSection

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from esmeray.common.progress import record_bar
-from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.targets import LabelSpace
 from esmeray.inference.classifier import UNSEEN_RESIDUE, ClassifierPipeline, Predictions
 from esmeray.inference.classify.labelled import TextPart
 

@@ -18,7 +18,7 @@ from scipy.sparse import csr_array, diags_array, vstack
 from esmeray.alignment.scoring import scoring
 from esmeray.alignment.search import Search, SharedWords
 from esmeray.dataset.embeddings.manifest import ranges
-from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.targets import LabelSpace
 from esmeray.function.ontology import propagate
 from esmeray.function.predictors import naive, nearest, pruned, transferred
 from esmeray.function.proteins import AspectData, FunctionData

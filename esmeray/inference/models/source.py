@@ -11,8 +11,8 @@ from typing import NamedTuple
 from esmeray.common.errors import ConfigError
 from esmeray.common.verification import verified
 from esmeray.dataset.batches.preparation import fixed_crop
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
+from esmeray.dataset.targets import LabelSpace
 from esmeray.dataset.tokens import model_folder
 from esmeray.inference.models.kinds import Limit
 from esmeray.model.backbones.source import has_random_weights

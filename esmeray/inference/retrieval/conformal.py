@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import DataError
 from esmeray.common.text import counted
 from esmeray.dataset.identifiers import match_ids
-from esmeray.dataset.labels.label_space import level_ids
+from esmeray.dataset.targets import level_ids
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName
 from esmeray.inference.retrieval.metrics import in_training

@@ -25,9 +25,11 @@ from torch import Tensor
 
 from esmeray.common.errors import DivergenceError
 from esmeray.common.statistics import percentile_interval, resamplings
-from esmeray.dataset.labels.label_space import predicted_positive
 from esmeray.dataset.section import TargetKind
-from esmeray.dataset.targets import has_target
+from esmeray.dataset.targets import (
+    has_target,
+    predicted_positive,
+)
 from esmeray.model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
 
 Values: TypeAlias = Tensor | ArrayLike

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.statistics import counts_reaching, f_measure, ratio
-from esmeray.dataset.labels.label_space import predicted_positive
 from esmeray.dataset.section import TargetKind
+from esmeray.dataset.targets import predicted_positive
 
 Floats = NDArray[np.float64]
 Metrics = dict[str, float]

@@ -22,11 +22,14 @@ from esmeray.dataset.batches.loader import (
     Labels,
 )
 from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
-from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
-from esmeray.dataset.targets import has_target
+from esmeray.dataset.targets import (
+    MAPPINGS_FILE,
+    LabelSpace,
+    has_target,
+)
 from esmeray.dataset.tokens.base import open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
 from esmeray.model.backbones.base import decayed_rates

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from esmeray.common.errors import expanded
 from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.section import DataSection
+from esmeray.dataset.targets import LabelSpace
 from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from esmeray.model.backbones.base import empty_weights
 from esmeray.model.backbones.loading import build_backbone, drawn

@@ -15,9 +15,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch
-from esmeray.dataset.targets import has_target
+from esmeray.dataset.targets import (
+    LabelSpace,
+    has_target,
+    predicted_positive,
+)
 from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, drawn

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from esmeray.dataset.batches.loader import Indices, ResidueSource, SourceBatch
 from esmeray.dataset.batches.plan import Groups
 from esmeray.dataset.batches.preparation import PreparationSettings, PreparedBatch
-from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.targets import SparseTargets
+from esmeray.dataset.targets import (
+    SparseTargets,
+    level_ids,
+)
 
 
 class GroupSource(ResidueSource):

@@ -11,7 +11,7 @@ import torch
 
 from esmeray.cluster.collective import WorkerContext
 from esmeray.dataset.batches.loader import FeatureSource
-from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.targets import LabelSpace
 from esmeray.function.proteins import LabelledTerms
 from esmeray.function.vectors import VectorRows, read_vectors
 from esmeray.model.task_model import TaskModel

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.packed_batch import FEATURES, PackedBatch
+from esmeray.dataset.targets import LabelSpace
 from esmeray.model.backbones.loading import drawn
 from esmeray.model.export.exported_folder import WEIGHTS_FILE, exported_folder, read_settings
 from esmeray.model.export.model_card import model_card

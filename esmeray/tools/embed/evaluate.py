@@ -35,9 +35,9 @@ from esmeray.common.statistics import RESAMPLINGS
 from esmeray.common.text import counted
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.identifiers import match_ids
-from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.labels.values import labels_by_id, labels_of
 from esmeray.dataset.table import numbered_lines
+from esmeray.dataset.targets import level_ids
 from esmeray.inference.index.build import memory_index
 from esmeray.inference.retrieval.conformal import chosen
 from esmeray.inference.retrieval.metrics import METRICS, in_training, means, query_metrics

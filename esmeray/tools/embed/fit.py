@@ -24,9 +24,9 @@ from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import refuse_existing
 from esmeray.common.text import counted
-from esmeray.dataset.labels.label_space import level_ids
 from esmeray.dataset.labels.values import labels_by_id, labels_of
 from esmeray.dataset.store.conversion import job_store
+from esmeray.dataset.targets import level_ids
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.run_folder.job import unfinished

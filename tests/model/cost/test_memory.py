@@ -2,7 +2,7 @@
 
 import pytest
 
-from esmeray.dataset.labels.label_space import LabelSpace
+from esmeray.dataset.targets import LabelSpace
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.model.cost.flops import training_flops_per_token
 from esmeray.model.cost.memory import count_parameters, estimate_memory

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esmeray.common.errors import DataError
-from esmeray.dataset.labels.label_space import LabelSpace
 from esmeray.dataset.labels.values import read_label_weights
+from esmeray.dataset.targets import LabelSpace
 
 
 @settings(deadline=None, max_examples=50)
