@@ -16,8 +16,8 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -109,16 +109,13 @@ class RunMirror:
         self._patiently(work, AT_ONCE_S)  # short patience, since the user waits at the terminal
         self._start(self._follow)
 
-    def with_outcome(self, attempt: Callable[..., None]) -> Callable[..., None]:
-        """Wrap an attempt so that the driver has worker 0's files when it ends."""
-
-        def wrapped(*arguments: Any) -> None:
-            try:
-                attempt(*arguments)
-            finally:
-                self.wait(ENDING_S)
-
-        return wrapped
+    @contextmanager
+    def with_outcome(self) -> Iterator[None]:
+        """Decorate an attempt so that the driver has worker 0's files when it ends."""
+        try:
+            yield
+        finally:
+            self.wait(ENDING_S)
 
     def start(self, step: int) -> None:
         """Start uploading in the background. Worker 0 first removes checkpoints after ``step``, which are written

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
@@ -30,7 +30,6 @@ from esmeray.train_config.section import (
     Overrides,
     Section,
     list_type,
-    may_be_none,
     metavar,
     own_settings,
     sections_of,
@@ -340,7 +339,7 @@ def _value(annotation: Any, words: str | list[str], option: str) -> Any:
     items = words if isinstance(words, list) else [words]
     if not items:
         raise ConfigError(f"{option}: a value is missing")
-    optional = may_be_none(annotation)
+    optional = type(None) in get_args(annotation)
     # YAML has null and []; on the command line ``none`` stands for both.
     if (optional or list_type(annotation)) and [item.lower() for item in items] in (["none"], ["null"]):
         return None if optional else []

@@ -58,7 +58,7 @@ def load_settings(
         if all(detail["type"] == "missing" for detail in error.errors()):
             missing = (".".join(map(str, detail["loc"])) for detail in error.errors())
             raise MissingError(f"missing: {', '.join(f'--{prefix}{name}' for name in missing)}") from error
-        problem = _Problems(schema, prefix, path, lines, overrides)
+        problem = _Problems(schema, prefix, path, lines, overrides, settings_of(schema))
         # Each member of a union reports an error of its own: keep the last one.
         problems = {problem.key(e["loc"]) or e["msg"]: problem.describe(e) for e in error.errors()}
         raise ConfigError(*problems.values()) from error
@@ -122,9 +122,7 @@ class _Problems:
     path: str | Path | None
     lines: dict[KeyPath, int]
     overrides: Overrides
-
-    def __post_init__(self) -> None:
-        self._keys = settings_of(self.schema)
+    settings: dict[KeyPath, Any]
 
     def describe(self, error: Any) -> str:
         key = self.key(error["loc"])
@@ -137,9 +135,9 @@ class _Problems:
             if removal := removal_of(sections_of(self.schema).get(key[:-1], Section), key[-1]):
                 return f"{where}: {removal}; delete the line"
             # Include sections: in `traning:` the section's name is misspelled.
-            known = [".".join(k) for k in self._keys] + list(self.schema.model_fields)
+            known = [".".join(k) for k in self.settings] + list(self.schema.model_fields)
             return f"{where}: unknown setting{did_you_mean(name, known)}"
-        if error["input"] is None and key not in self._keys:
+        if error["input"] is None and key not in self.settings:
             return f"{where}: is empty: remove it, or add settings below it"
         return f"{where}: {refusal(error)}" if name or overridden else refusal(error)
 
@@ -152,7 +150,7 @@ class _Problems:
         """Return the part of pydantic's location that names a setting, without union members and list indices."""
         names = tuple(map(str, location))
         starts = (names[:length] for length in range(len(names), 0, -1))
-        return next((start for start in starts if start in self._keys), names)
+        return next((start for start in starts if start in self.settings), names)
 
 
 class _BoundedLoader(yaml.SafeLoader):

@@ -145,6 +145,5 @@ def _is(value: Any, former: Any) -> bool:
     return bool(value == former or (isinstance(former, dict) and isinstance(value, dict) and former | value == former))
 
 
-@cache  # a run's file is opened several times
-def _warn(text: str) -> None:
-    log.warning("%s", text)
+_warn = cache(log.warning)
+"""Warn once of a text, since a run's file is opened several times."""

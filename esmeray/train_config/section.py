@@ -209,11 +209,6 @@ def list_type(annotation: Any) -> Any:
     return next((member for member in members if typing.get_origin(member) in (list, tuple)), None)
 
 
-def may_be_none(annotation: Any) -> bool:
-    """Return whether a setting can be set to none."""
-    return type(None) in typing.get_args(annotation)
-
-
 def metavar(annotation: Any) -> str:
     """Return the placeholder of a setting's value in the help, e.g. ``INT`` or ``{bf16,fp16,none}``."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""What error messages say of a file: file, line, column and record of an error in FASTA, and the kind of another file.
+"""Locations of errors in FASTA files (file, line, column, record), and kinds of other files, for error messages.
 
 Conversion doesn't count lines. To locate an error, the file is read again up to that point.
 """

@@ -181,7 +181,7 @@ class RecordBatch:
         return len(self.records)
 
     def origin(self, index: int) -> tuple[Path, int] | None:
-        """Return a record's file and its number in the file, from 1; None if it was not read from FASTA."""
+        """Return a record's file and its number in the file, from 1; None if it was not read from a file."""
         origin = next((origin for origin in reversed(self.origins) if origin.start <= index), None)
         return None if origin is None else (origin.path, origin.number + index - origin.start)
 

@@ -138,10 +138,8 @@ def read_labelled(
         sample=embedded,
         residue_labels=residue_labels,
     )
-    reader = _Reader(
-        source, len(paths), Ingest(ingest, source.places, content=tokenizer.content, counts=counts), labels, counts
-    )
-    reader.read(progress)
+    reader = _Reader(Ingest(ingest, source.places, content=tokenizer.content, counts=counts), labels, counts)
+    reader.read(source, len(paths), progress)
     if not reader.ids:
         left_out = "; ".join(counts.lines())
         raise DataError(f"no records left after data.ingest and data.labels were applied: {left_out}")
@@ -194,14 +192,7 @@ def is_labelled_name(path: Path) -> bool:
 class _Reader:
     """Collects the kept records: ids, texts, labels, parts and origins."""
 
-    def __init__(
-        self,
-        source: LabelledSource,
-        num_training: int,
-        ingest: Ingest,
-        settings: LabelsSection,
-        counts: LabelledCounts,
-    ) -> None:
+    def __init__(self, ingest: Ingest, settings: LabelsSection, counts: LabelledCounts) -> None:
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.labels: list[Label] = []
@@ -210,18 +201,17 @@ class _Reader:
         self.origins: list[tuple[Path, int] | None] = []
         self._ingest = ingest
         self.counts = counts
-        self._source = source
-        self._num_training = num_training
         self._settings = settings
         self.label = label_reader(settings)
 
-    def read(self, progress: ProgressCallback) -> None:
-        bytes_total = self._source.bytes_total
-        for file, taken, block in self._source.cleaned(self._ingest):
+    def read(self, source: LabelledSource, num_training: int, progress: ProgressCallback) -> None:
+        """Read the source, whose first ``num_training`` files are not held out."""
+        bytes_total = source.bytes_total
+        for file, taken, block in source.cleaned(self._ingest):
             if block is not None:
-                self._take(taken, block, "training" if file < self._num_training else "validation")
+                self._take(taken, block, "training" if file < num_training else "validation")
             # Limited, because a file may grow while it is read.
-            bytes_read = min(self._source.bytes_read, bytes_total)
+            bytes_read = min(source.bytes_read, bytes_total)
             progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
         progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
 
@@ -236,7 +226,7 @@ class _Reader:
             self._take_columns(taken, index, part_of_file)
             self.ids.append(record_id.decode("utf-8"))
             self.texts.append(text)
-            self.origins.append(taken.origin(index))
+            self.origins.append(taken.batch.origin(index))
 
     def _take_columns(self, taken: LabelledPart, index: int, part_of_file: str) -> None:
         try:

@@ -52,12 +52,6 @@ class LabelledPart(NamedTuple):
     missing: Callable[[int], str] = str
     num_empty: int = 0
 
-    def origin(self, index: int) -> tuple[Path, int] | None:
-        """Return a record's file and its number in the file, from 1; None for the sample."""
-        if isinstance(self.batch, _LabelledRows):
-            return self.batch.path, self.batch.numbers[index]
-        return self.batch.origin(index)
-
 
 def place_in_file(path: Path, number: int) -> str:
     """Return file and row, or file, line and record, of the record with this number, for a message."""
@@ -246,7 +240,7 @@ class LabelledSource:
             for index, encoded in enumerate(labelled_part.batch.records.ids.split()):
                 record_id = encoded.decode("utf-8")
                 if record_id in ids and record_id not in locations:
-                    origin = labelled_part.origin(index)
+                    origin = labelled_part.batch.origin(index)
                     locations[record_id] = place_in_file(*origin) if origin else "the sample"
             if len(locations) == len(ids):
                 break  # a fault further on in the files is not the topic here
@@ -417,6 +411,9 @@ class _LabelledRows(RecordBatch):
     path: Path
     numbers: list[int]
     has_ids: bool
+
+    def origin(self, index: int) -> tuple[Path, int]:
+        return self.path, self.numbers[index]
 
     def location(self, index: int, residue: int | None = None) -> str:
         character = "" if residue is None else f", character {residue + 1}"

@@ -32,7 +32,7 @@ def located_records(records: int, families: int, seed: int = 0) -> Iterator[tupl
     """Yield ids like ``nucleus_00034`` and sequences; the same seed gives the same records."""
     random = np.random.Generator(np.random.PCG64([seed, 0, 1]))
     for number, (_, sequence) in enumerate(sample_records(records, families, seed)):
-        location = _LOCATIONS[int((random.random() > _CUMULATIVE).sum())]
+        location = list(_SIGNALS)[int((random.random() > _CUMULATIVE).sum())]
         # Before the signals, which may overwrite it.
         if random.random() < _MISLEADING:
             sequence = _written(sequence, "KDEL", _inside(sequence, 4, random))
@@ -92,7 +92,6 @@ _SIGNALS: dict[str, Callable[[str, np.random.Generator], _Signals]] = {
     "mitochondrion": _into_the_mitochondrion,
     "endoplasmic_reticulum": _kept_in_the_reticulum,
 }
-_LOCATIONS = tuple(_SIGNALS)
 _CUMULATIVE = np.cumsum([0.26, 0.20, 0.18, 0.14, 0.12])
 
 

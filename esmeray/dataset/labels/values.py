@@ -122,11 +122,18 @@ def labels_of(ids: Iterable[str], labels: Mapping[str, str], source: object, lab
     return {record_id: labels[name] for record_id, name in matches.items() if labels[name]}
 
 
-def number(value: Any) -> float:
-    """Return a value as a number, NaN if it is missing; raises ValueError if it is not a number."""
+def finite(value: Any) -> float:
+    """Return a value as a number, NaN if it is missing; raises ValueError if it is not a number or infinite."""
     if isinstance(value, bool | int | float | Decimal):
-        return float(value)
-    text = text_of(value).strip()
+        number = float(value)
+    else:
+        number = _parsed(text_of(value).strip())
+    if math.isinf(number):
+        raise ValueError("the number is infinite")
+    return number
+
+
+def _parsed(text: str) -> float:
     try:
         # float() accepts '1_000', which is not a number in tables.
         return math.nan if is_missing(text) else float(text.replace("_", "?"))
@@ -248,14 +255,6 @@ def _numbers(values: Sequence[Any], columns: Sequence[str], read: Callable[[Any]
         except ValueError as error:
             raise ValueError(f"column {column!r}: {error}; {_MEND_LABEL}") from error
     return None if all(map(math.isnan, numbers)) else tuple(numbers)
-
-
-def finite(value: Any) -> float:
-    """Return a value as a number, NaN if it is missing; raises ValueError if it is not a number or infinite."""
-    read = number(value)
-    if math.isinf(read):
-        raise ValueError("the number is infinite")
-    return read
 
 
 def _truth(value: Any, source: str = "") -> float:

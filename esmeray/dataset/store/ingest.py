@@ -376,7 +376,8 @@ class Faults:
         # Sort by batch and record: faults of ids are found after all other faults of a batch.
         numbers = {id(fault.batch): number for number, fault in reversed(list(enumerate(self._first)))}
         first = sorted(self._first, key=lambda fault: (numbers[id(fault.batch)], fault.index))
-        origins = [fault.batch.origin(fault.index) for fault in first]
+        # Only FASTA has origins; other batches know the locations of their records.
+        origins = [fault.batch.origin(fault.index) if fault.batch.origins else None for fault in first]
         wanted: defaultdict[Path, list[tuple[int, int | None]]] = defaultdict(list)
         for origin, fault in zip(origins, first, strict=True):
             if origin is not None:

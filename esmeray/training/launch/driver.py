@@ -154,7 +154,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
                 attempts = Attempts(run, workers, partial(connection.capacity, workers), signals, config.ray)
                 start = partial(trainers.fit_workers, arguments, workers, config.run)
                 with connection.requested_machines(workers):
-                    error = attempts.train(mirror.with_outcome(start))
+                    error = attempts.train(mirror.with_outcome()(start))
     # Once its own cluster has ended, no worker can save a checkpoint any more.
     return _conclude(run, error, signals, config.ray.max_failures)
 

@@ -102,7 +102,8 @@ class Format(ABC):
 
     def size(self, per: Per, channels: int, dtype: Dtype, lengths_N: NDArray, distinct_U: NDArray) -> int:
         """Return the bytes of the values, without ids, from the lengths of records and of distinct sequences."""
-        return num_rows(per, lengths_N) * channels * _BYTES[dtype]
+        rows = {"protein": lengths_N.size, "residue": int(lengths_N.sum()), "pair": int((lengths_N**2).sum())}[per]
+        return rows * channels * _BYTES[dtype]
 
     def merge(self, folder: Path, name: str, output: OutputManifest, source: Source) -> OutputManifest:
         """Write an output's files; return its complete manifest.
@@ -149,10 +150,6 @@ class TableRows(Rows):
     @abstractmethod
     def stored(self, start: int, stop: int) -> NDArray:
         """Return the vectors as stored, (n, C)."""
-
-
-def num_rows(per: Per, lengths: NDArray) -> int:
-    return {"protein": lengths.size, "residue": int(lengths.sum()), "pair": int((lengths**2).sum())}[per]
 
 
 def scales_array(output: OutputManifest) -> Values | None:
