@@ -151,7 +151,7 @@ def _convert_locked(
 def _write(
     target: Path, blocks: Iterable[CleanBlock | None], source: list[SourceFile] | SampleSource, ingest: Ingest
 ) -> StoreManifest:
-    """Publish the store of ``blocks``, which ``ingest`` cleans and the files of ``source`` are read for."""
+    """Publish a store of the blocks that ``ingest`` cleans. A list of files grows while they are read."""
     with published(target) as folder, closing(StoreWriter(folder, target)) as writer:
         for block in filter(None, blocks):
             writer.add(block)
