@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from esmeray.common.errors import DataError
-from esmeray.inference.folding import ahead
-from esmeray.inference.folding.ahead import in_order, sequences_in_order
-from esmeray.inference.folding.job import Folder, FoldingSettings, predict_structures
+from esmeray.inference.folding import job
+from esmeray.inference.folding.job import Folder, FoldingSettings, in_order, predict_structures, sequences_in_order
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.tools.train._experiment import beside
 from esmeray.training.config import Config
@@ -43,7 +42,7 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     sequences = sequences_in_order(path, *sections, warm.run.seed)
     assert sorted(sequences) == sorted(set(SEQUENCES))
     before = FoldingSettings("esmfold", str(esmfold), tmp_path / "before", "cpu", cpus=1)
-    monkeypatch.setattr(ahead, "_BATCH_RESIDUES", 64)
+    monkeypatch.setattr(job, "_BATCH_RESIDUES", 64)
     predict_structures(sequences, before, tokens=64, cache_bytes=None, plan=in_order)
     train(warm, str(path))
     cold, path = run(tmp_path / "cold", {"folder": str(tmp_path / "ahead"), "on_miss": "wait", "model": str(esmfold)})
@@ -72,7 +71,7 @@ class InThisProcess(Folder):
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_address", "process_group")
 def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: Path, monkeypatch):
-    monkeypatch.setattr(ahead, "actors", InThisProcess)
+    monkeypatch.setattr(job, "actors", InThisProcess)
     broken = shutil.copytree(esmfold, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     weights = {name: tensor * torch.nan if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
