@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from esmeray.run_folder.job import held
+from esmeray.run_folder.job import LOCK_FILE, held
 from esmeray.run_folder.paths import Outcome, RunFolder
 from tests.monitoring.samples import append, train
 
@@ -33,7 +33,7 @@ def test_following_waits_for_a_run_until_its_end(command, tmp_path, monkeypatch)
     def go_on() -> Iterator[None]:
         yield
         run.path.mkdir()
-        run.lock.write_text(f"1 on {socket.gethostname()}")  # the state after a kill
+        (run.path / LOCK_FILE).write_text(f"1 on {socket.gethostname()}")  # the state after a kill
         run.config.write_text("run: {name: later}\n")
         yield
         append(run.metrics, train(5, 0))
