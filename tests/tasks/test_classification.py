@@ -209,9 +209,16 @@ def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
         assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-3), name
 
 
-def test_a_metric_that_no_evaluation_has_is_refused_early(table, tmp_path):
-    config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
-    with pytest.raises(ConfigError, match=r"multiclass has no metric 'fmax'; available: .*accuracy"):
+@pytest.mark.parametrize(
+    ("classifier", "message"),
+    [
+        ({"best_metric": "fmax"}, r"multiclass has no metric 'fmax'; available: .*accuracy"),
+        ({"label_weights": "weights.tsv"}, r"label_weights needs data\.labels\.kind multilabel, not multiclass"),
+    ],
+)
+def test_settings_that_do_not_fit_the_labels_are_refused_early(table, tmp_path, classifier, message):
+    config = config_of(tmp_path, table, model={"classifier": classifier})
+    with pytest.raises(ConfigError, match=message):
         plan_of(config).prepare(tmp_path)
     assert not list(tmp_path.rglob("*"))
 

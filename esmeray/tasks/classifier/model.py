@@ -202,7 +202,7 @@ class LabelModel(TaskModel):
 class Classifier(LabelModel):
     """A backbone, a pooling and a head, with the weights and scales of :meth:`LabelModel.add_head`.
 
-    Raises ConfigError if pooling or loss don't suit the targets, the tokenizer or the backbone.
+    Raises ConfigError if the pooling doesn't suit the targets, the tokenizer or the backbone.
     """
 
     backbone: PackedBackbone
