@@ -110,13 +110,13 @@ def memory_parts(work: Work, plan: PlanSection, tokens: int) -> dict[str, float]
     )
     buckets = 2 * min(BUCKET, work.parameters.trainable) if plan.gpus > 1 and plan.stage else 0
     gathered = min(LIVE_PARAMETERS, work.parameters.total) if plan.stage == 3 else 0
-    size = work.layers, work.hidden_size, PRECISION, plan.gradient_checkpointing
     return {
         "weights": state.parameter_bytes,
         "gradients": state.gradient_bytes,
         "optimizer": state.optimizer_bytes,
         "buffers": ELEMENT_BYTES * (buckets + gathered),
-        "activations": tokens * activation_bytes_per_token(*size),
+        "activations": tokens
+        * activation_bytes_per_token(work.layers, work.hidden_size, PRECISION, plan.gradient_checkpointing),
     }
 
 
