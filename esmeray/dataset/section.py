@@ -4,16 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from esmeray.train_config.section import (
-    DEFAULT_TOKENS,
-    FIXED,
-    PATH,
-    UNSEEN,
-    PositiveInt,
-    Section,
-    Share,
-    Tokens,
-)
+from esmeray.train_config.section import DEFAULT_TOKENS, FIXED, PATH, UNSEEN, PositiveInt, Section, Share, Tokens
 
 SPECIAL_TOKENS_PER_SEQUENCE = 2
 """<cls> and <eos>, which the ESM alphabet puts around every sequence."""

@@ -30,10 +30,7 @@ from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store, file_identities, name_of_content, store_location
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.table import numbered_lines
-from esmeray.dataset.targets import (
-    LabelSpace,
-    SparseTargets,
-)
+from esmeray.dataset.targets import LabelSpace, SparseTargets
 from esmeray.function.annotations import (
     EXPERIMENTAL,
     Annotations,

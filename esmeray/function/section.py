@@ -6,13 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from esmeray.dataset.section import GafDate
-from esmeray.train_config.section import (
-    PATH,
-    PATH_OR_NAME,
-    Coverage,
-    PositiveInt,
-    Section,
-)
+from esmeray.train_config.section import PATH, PATH_OR_NAME, Coverage, PositiveInt, Section
 
 COMPOSITION = "composition"
 MAX_TERMS = 1500

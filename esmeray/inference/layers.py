@@ -31,10 +31,7 @@ from esmeray.common.statistics import RESAMPLINGS, SHARE, resamplings
 from esmeray.dataset.labels.labelled_file import LabelledRecords, read_labelled
 from esmeray.dataset.section import LabelsSection, TokenizerSection
 from esmeray.dataset.sequence_list import checked_paths
-from esmeray.dataset.targets import (
-    LabelSpace,
-    has_target,
-)
+from esmeray.dataset.targets import LabelSpace, has_target
 from esmeray.dataset.tokens.base import open_tokenizer
 from esmeray.inference.embedding.section import LayersSection
 from esmeray.inference.models.model import Model, TokenizedTexts, run

@@ -17,13 +17,7 @@ from esmeray.monitoring.section import MonitoringSection, WandbSection
 from esmeray.run_folder.section import RunSection, StorageSection
 from esmeray.tasks.section import ModelSection, TaskSettings
 from esmeray.train_config.loading import load_settings
-from esmeray.train_config.section import (
-    FIXED,
-    UNSEEN,
-    Overrides,
-    Precision,
-    Section,
-)
+from esmeray.train_config.section import FIXED, UNSEEN, Overrides, Precision, Section
 from esmeray.training.section import CheckpointSection, DeepSpeedSection, TrainingSection
 
 

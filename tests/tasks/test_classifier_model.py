@@ -9,11 +9,7 @@ from torch.nn import functional
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import FEATURES, TARGETS, WEIGHTS, PackedBatch
-from esmeray.dataset.targets import (
-    IGNORED_TARGET,
-    LabelSpace,
-    has_target,
-)
+from esmeray.dataset.targets import IGNORED_TARGET, LabelSpace, has_target
 from esmeray.dataset.tokens.esm import pack_sequences
 from esmeray.model.backbones.loading import build_backbone
 from esmeray.model.heads.settings import check_pooling
@@ -131,7 +127,6 @@ def test_metrics_of_numbers_leave_out_unknown_ones():
     [
         ({"kind": "per_residue", "pooling": "max"}, "data.labels.kind per_residue does not pool"),
         ({"pooling": "cls", "around": (0, 1)}, "adds no token before a sequence"),
-        ({"kind": "multilabel", "label_smoothing": 0.1}, "model.classifier.label_smoothing"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):

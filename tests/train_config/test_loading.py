@@ -11,14 +11,7 @@ from esmeray.tools.grammar import read_words
 from esmeray.tools.train import run as train
 from esmeray.tools.tune import _search
 from esmeray.train_config.loading import SHIPPED, dump_config, load_settings
-from esmeray.train_config.section import (
-    FIXED,
-    FREE,
-    UNSEEN,
-    ComputeSection,
-    on_resume,
-    with_absolute_paths,
-)
+from esmeray.train_config.section import FIXED, FREE, UNSEEN, ComputeSection, on_resume, with_absolute_paths
 from esmeray.training.config import Config, load_config, with_precision
 from esmeray.tuning.section import TuneConfig
 from tests.runs import tiny_config

@@ -44,13 +44,7 @@ from esmeray.dataset.store import conversion as stores
 from esmeray.dataset.store.format import SEQUENCES_FOLDER, TEXT_ALPHABET, SampleSource, signed_json
 from esmeray.dataset.store.reader import Store
 from esmeray.dataset.store.writer import write_sequences
-from esmeray.dataset.targets import (
-    IGNORED_TARGET,
-    MAPPINGS_FILE,
-    LabelSpace,
-    SparseTargets,
-    check_names,
-)
+from esmeray.dataset.targets import IGNORED_TARGET, MAPPINGS_FILE, LabelSpace, SparseTargets, check_names
 from esmeray.run_folder.job import differences
 
 log = logging.getLogger(__name__)

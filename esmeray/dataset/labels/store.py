@@ -29,11 +29,7 @@ from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.labels.labelled_file import LabelledCounts
 from esmeray.dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, read_signed
 from esmeray.dataset.store.reader import Store, stage_once
-from esmeray.dataset.targets import (
-    MAPPINGS_FILE,
-    LabelSpace,
-    SparseTargets,
-)
+from esmeray.dataset.targets import MAPPINGS_FILE, LabelSpace, SparseTargets
 
 FORMAT_VERSION = 2
 LABELS_FILE = "labels.safetensors"

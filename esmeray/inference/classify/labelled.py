@@ -31,10 +31,7 @@ from esmeray.dataset.labels.store import MANIFEST_FILE, LabelledStore
 from esmeray.dataset.section import DataSection, IngestSection, LabelsSection, Part, SampleSection, TokenizerSection
 from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.dataset.store.ingest import Ingest
-from esmeray.dataset.targets import (
-    LabelSpace,
-    has_target,
-)
+from esmeray.dataset.targets import LabelSpace, has_target
 from esmeray.run_folder.checkpoints import CheckpointStore, check_data
 from esmeray.run_folder.paths import RunFolder
 from esmeray.run_folder.section import RunSection

@@ -23,10 +23,7 @@ from numpy.typing import NDArray
 from esmeray.common.progress import record_bar
 from esmeray.common.statistics import RESAMPLINGS, SHARE
 from esmeray.dataset.section import TokenizerSection
-from esmeray.dataset.targets import (
-    LabelSpace,
-    has_target,
-)
+from esmeray.dataset.targets import LabelSpace, has_target
 from esmeray.inference.calibration import Calibration, set_metrics
 from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.inference.classify.baselines import baselines

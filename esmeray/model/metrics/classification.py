@@ -26,10 +26,7 @@ from torch import Tensor
 from esmeray.common.errors import DivergenceError
 from esmeray.common.statistics import percentile_interval, resamplings
 from esmeray.dataset.section import TargetKind
-from esmeray.dataset.targets import (
-    has_target,
-    predicted_positive,
-)
+from esmeray.dataset.targets import has_target, predicted_positive
 from esmeray.model.metrics.weighted import Correlation, Metrics, Ranking, weighted_metrics
 
 Values: TypeAlias = Tensor | ArrayLike

@@ -5,10 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from esmeray.dataset.targets import (
-    IGNORED_TARGET,
-    LabelSpace,
-)
+from esmeray.dataset.targets import IGNORED_TARGET, LabelSpace
 from esmeray.inference.classify.report import Scored, evaluation_of, metrics_lines, write_report
 from esmeray.model.metrics.classification import bootstrap_intervals, classification_metrics
 
