@@ -22,12 +22,7 @@ from torch import Tensor
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import ConfigError
-from esmeray.dataset.batches.loader import (
-    BatchSource,
-    FeatureSource,
-    LabelledSource,
-    Labels,
-)
+from esmeray.dataset.batches.loader import BatchSource, FeatureSource, LabelledSource, Labels
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
 from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
@@ -35,11 +30,7 @@ from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
 from esmeray.dataset.section import DataSection
-from esmeray.dataset.targets import (
-    MAPPINGS_FILE,
-    LabelSpace,
-    has_target,
-)
+from esmeray.dataset.targets import MAPPINGS_FILE, LabelSpace, has_target
 from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
 from esmeray.model.backbones.base import decayed_rates

@@ -28,9 +28,7 @@ from torch import Tensor
 from esmeray.common.errors import expanded
 from esmeray.dataset.batches.preparation import FixedCrop, fixed_crop, head_length
 from esmeray.dataset.section import DataSection
-from esmeray.dataset.targets import (
-    LabelSpace,
-)
+from esmeray.dataset.targets import LabelSpace
 from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from esmeray.model.backbones.base import empty_weights
 from esmeray.model.backbones.loading import build_backbone, drawn

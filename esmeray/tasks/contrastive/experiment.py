@@ -20,10 +20,7 @@ from esmeray.dataset.batches.preparation import PreparationSettings, PreparedBat
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.packed_batch import TARGETS
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.targets import (
-    SparseTargets,
-    level_ids,
-)
+from esmeray.dataset.targets import SparseTargets, level_ids
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.contrastive.model import ContrastiveModel
 from esmeray.tasks.experiment import RecordSet, ResidueExperiment
