@@ -98,7 +98,6 @@ class TrainingWork:
         self._engine = engine
         self._settings = training
         self._control = control
-        self.model: Any = engine.module
         self.clock = StepClock(engine.device)
         self._stepper = Stepper(engine, control, self.clock)
         self._total_steps = training.max_steps or _LONG_RUN_STEPS
