@@ -47,12 +47,6 @@ def main(argv: list[str]) -> int:
     add("--vectors", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the indexes of the stage index")
     add("--list", action="store_true", help="list the stages, and end")
     arguments = parser.parse_args(argv)
-    stages = load_stages(arguments.stages)
-    if arguments.list:
-        for stage in stages:
-            print(f"{stage.name}: {stage.summary}")
-        return 0
-    require_packages(stages)
     # Without downloads and messages of the peers' libraries while time is taken.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
     # Imported here, since they load torch.
@@ -62,6 +56,12 @@ def main(argv: list[str]) -> int:
     machine = describe_machine()
     if machine.gpu is None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no accelerator
+    stages = load_stages(arguments.stages)
+    if arguments.list:
+        for stage in stages:
+            print(f"{stage.name}: {stage.summary}")
+        return 0
+    require_packages(stages)
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
     # Results are published with their command: an absolute path is cut to its last part.
