@@ -33,7 +33,7 @@ def server(command: Sequence[str], port: int, ready: str = "/ready") -> Iterator
 
     It is killed only if it does not end: a killed launcher would leave its workers behind.
     """
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     # In a session of its own: Ctrl-C in the terminal reaches the benchmark only, which then ends the server.
     process = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **quiet)
     until_s = time.monotonic() + START_S
