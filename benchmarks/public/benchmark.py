@@ -131,7 +131,7 @@ def measured(benchmark: PublicBenchmark, work: Work, file: Path) -> Measured:
     start_s = time.perf_counter()
     result = Measured(
         values=benchmark.measure(work),
-        commands=work.commands,
+        commands=list(dict.fromkeys(work.commands)),  # several values may need the same one
         seconds=time.perf_counter() - start_s,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         revision=revision(),
