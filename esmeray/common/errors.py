@@ -60,16 +60,12 @@ FORKED = "opened before this process was forked; open it after the fork, or use 
 """Message of a :class:`ForkedError`, after the name of the store, model or client."""
 
 
-def check_path(path: object, name: str) -> None:
-    """Raise ConfigError if an argument can't be a path, e.g. None."""
-    if not isinstance(path, (str, PathLike)):
-        raise ConfigError(f"{name}: expected a path, found {type(path).__name__}")
-
-
 def expanded(path: str | PathLike[str]) -> Path:
-    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError if the user is unknown."""
+    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError for no path or an unknown user."""
     try:
         return Path(path).expanduser()
+    except TypeError as error:
+        raise ConfigError(f"{path!r}: expected a path, found {type(path).__name__}") from error
     except RuntimeError as error:
         raise ConfigError(f"{path}: unknown user; write the path without ~") from error
 

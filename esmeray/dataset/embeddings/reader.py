@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError, UnknownRecordError, check_path, parsing
+from esmeray.common.errors import ConfigError, DataError, UnknownRecordError, parsing
 from esmeray.common.remote import Returned, retried
 from esmeray.common.text import did_you_mean
 from esmeray.dataset.embeddings.formats.base import Rows, Values
@@ -40,7 +40,6 @@ def read_embeddings(folder: Path | str, output: str | None = None) -> "Embedding
     >>> len(vectors), vectors["first"].shape, vectors[0:2].shape
     (3, (320,), (2, 320))
     """
-    check_path(folder, "folder")
     return Embeddings(folder, output)
 
 
