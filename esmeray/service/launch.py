@@ -60,11 +60,8 @@ def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
     with StopSignals(DRAIN_S) as signals:
         try:
             return _serve(settings, read, say, signals)
-        except (KeyboardInterrupt, SystemExit) as error:  # a signal before the service was up: nothing to finish
-            signum = signals.behind(error)
-            if signum is None:
-                raise
-            return 128 + signum
+        except KeyboardInterrupt:  # a signal before the service was up: nothing to finish
+            return signals.interrupted_code
 
 
 def _serve(

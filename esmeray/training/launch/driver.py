@@ -7,7 +7,6 @@ It prepares the data, finds the workers, runs Ray Train and reports. The trainin
 import math
 import secrets
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -87,9 +86,9 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     try:
         with signals, held(run.path):
             return work(signals)
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         print(f"interrupted before {name} started", file=sys.stderr)
-        return 128 + (signals.behind(error) or signal.SIGINT)
+        return signals.interrupted_code
 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
