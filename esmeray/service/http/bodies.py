@@ -251,7 +251,9 @@ def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[s
     return content
 
 
-def check_number(number: int, unit: Literal["sequences", "mutations", "residues"], limits: LimitsSection) -> None:
+def check_number(
+    number: int, unit: Literal["sequences", "mutations", "residues", "neighbours"], limits: LimitsSection
+) -> None:
     most: int = getattr(limits, unit)
     if number > most:
         raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; send them in several requests", limit=unit)
