@@ -69,7 +69,8 @@ test: $(VENV)/.installed-dev  ## the tests that a change has to pass
 test-fast: $(VENV)/.installed-dev  ## the same without tests that are marked slow
 	$(BIN)/python -m pytest $(SPREAD) -m "not nightly and not slow" $(ARGS)
 
-test-nightly: $(VENV)/.installed-dev  ## documented commands, random faults and further kill tests
+# With the programs and trained weights that results are compared with.
+test-nightly: $(VENV)/.installed-bench  ## documented commands, random faults, further kill tests, other programs' results
 	$(BIN)/python -m pytest $(SPREAD) -m nightly $(ARGS)
 
 # Child processes are measured too (pyproject.toml).

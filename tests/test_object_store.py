@@ -22,7 +22,7 @@ from esmeray.common.remote import Storage, listing, local_path, remove, upload, 
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.shard_files import ShardFiles
-from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.search import open_index
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.mirror import RunMirror
 from esmeray.run_folder.paths import Outcome, RunFolder

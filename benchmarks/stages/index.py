@@ -27,9 +27,8 @@ from esmeray.common.timing import measure, timed
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import EmbeddingsManifest, OutputManifest, ranges, write_index, write_manifest
-from esmeray.inference.index.build import make_index
-from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.build import IndexSection, make_index
+from esmeray.inference.index.search import open_index
 from esmeray.inference.models.opening import open_model
 
 CHANNELS = 320

@@ -9,20 +9,20 @@ docs/function.md); neither changes a score. A prefilter is called with an id, a 
 (M,) ascending records, or fewer if there are fewer.
 
 Shape legend: N records of the store, M records that a prefilter selects, W distinct words of a record, C channels, A
-columns of an alignment.
+columns of an alignment, B of them without a gap.
 """
 
 import ctypes
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import parasail
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from esmeray.alignment.scoring import Scoring
 from esmeray.common import compiled_code
@@ -38,17 +38,16 @@ _WORDS = len(AMINO_ACIDS) ** _WORD
 
 
 class SharedWords:
-    """Inverted index of the 4-mers of all or some records of a store; 4 bytes per residue, 16 while it is built."""
+    """Inverted index of the 4-mers of all or some records of a store; 5 bytes per residue, twice that in building."""
 
     def __init__(self, store: Store, records: NDArray[np.int64] | None = None) -> None:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
         all_words = np.concatenate([np.empty(0, np.int32), *words])  # the empty array is for an empty store
-        records = np.repeat(np.arange(len(words), dtype=np.int32), list(map(len, words)))
-        # Records by word: word w has [starts[w], starts[w + 1]). The sort is stable, so records of a word ascend.
-        self._records = records[np.argsort(all_words, kind="stable")]
-        counts = np.bincount(all_words, minlength=_WORDS)
-        self._starts = np.append(0, counts.cumsum())
+        starts_N = np.cumsum([0, *map(len, words)])
+        by_record = csr_array((np.ones(len(all_words), bool), all_words, starts_N), shape=(len(words), _WORDS))
+        self._records_of_words = by_record.T.tocsr()
+        counts = np.diff(self._records_of_words.indptr)
         # Squared: a shared word counts once in the query's vector and once in the record's.
         self._weights = np.log((1 + len(words)) / np.maximum(1, counts)) ** 2
         # Approximate norm of the records' vectors: few words occur twice in a protein.
@@ -57,10 +56,7 @@ class SharedWords:
     def __call__(self, query_id: str, query: bytes, count: int) -> NDArray[np.int64]:
         """Return the records that share most words with the query, weighted as in the cosine of tf-idf vectors."""
         words_W = _distinct_words(np.frombuffer(query.upper(), np.uint8))
-        runs_W = [self._records[self._starts[word] : self._starts[word + 1]] for word in words_W.tolist()]
-        records = np.concatenate([np.empty(0, np.int32), *runs_W])
-        weights = np.repeat(self._weights[words_W], list(map(len, runs_W)))
-        shared_N = np.bincount(records, weights, minlength=len(self._chosen_N))
+        shared_N = self._records_of_words[words_W].T @ self._weights[words_W]
         return self._chosen_N[_largest(shared_N / self._norms_N, count)]
 
 
@@ -106,9 +102,6 @@ _AT_ONCE = 256
 _PARASAIL = parasail.bindings_v2._lib
 """parasail's C library; parasail 1.3.4 has no public name for it."""
 
-Scores: TypeAlias = Callable[[bytes], NDArray[np.int32]]
-"""Function from a query to the (N,) scores of all records."""
-
 
 class Hit(NamedTuple):
     """A record and its score with a query; bits and E-value are NaN if BLAST has no constants for the scoring."""
@@ -122,10 +115,12 @@ class Hit(NamedTuple):
 class Search:
     """Search in all records of a store, on all cores that this process may use.
 
-    ``scores`` replaces parasail for exhaustive scores, for example on a GPU.
+    ``scores``: function from a query to the (N,) scores of all records. It replaces parasail, for example on a GPU.
     """
 
-    def __init__(self, store: Store, scoring: Scoring, *, scores: Scores | None = None) -> None:
+    def __init__(
+        self, store: Store, scoring: Scoring, *, scores: Callable[[bytes], NDArray[np.int32]] | None = None
+    ) -> None:
         if store.is_text:
             raise DataError(f"{store.path}: is a store of texts, which can't be aligned; give a store of proteins")
         self.store, self.scoring = store, scoring
@@ -169,15 +164,18 @@ class Search:
         if not known:  # parasail does not accept an empty query
             return np.zeros(len(records), np.int32)
         # The profile depends on the query only: all threads share one.
-        score = partial(self._scores, parasail.profile_create_sat(known, self.scoring.matrix))
+        profile = parasail.profile_create_sat(known, self.scoring.matrix)
         # Four pieces per thread balance records of different lengths; more pieces if one would exceed the maximum.
         count = max(1, min(4 * self._threads, len(records)), -(-len(records) // _AT_ONCE))
-        return np.concatenate(list(self._pool.map(score, np.array_split(records, count))))
+        return np.concatenate(
+            list(self._pool.map(lambda piece: self._scores(profile, piece), np.array_split(records, count)))
+        )
 
-    def alignment(self, query: bytes, hit: Hit) -> NDArray[np.int64]:
+    def alignment(self, query: bytes, hit: Hit) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return (A, 2) positions of aligned residues in the query and the record, from 0; -1 in a gap.
 
-        If several alignments have the best score, one of them is returned.
+        Also return the (B, 2) rows without a gap, and the number of them with identical residues. If several alignments
+        have the best score, one of them is returned.
         """
         known = self.scoring.known(query), self.scoring.known(self.store.sequence(hit.record).tobytes())
         gaps = self.scoring.first, self.scoring.gap_extend
@@ -187,15 +185,15 @@ class Search:
         is_residue = np.stack([kinds != "D", kinds != "I"], axis=1)
         trace = np.where(is_residue, is_residue.cumsum(axis=0) - 1 + [cigar.beg_query, cigar.beg_ref], -1)
         # parasail 1.3.4 reports an unaligned prefix of either sequence as a gap if the alignment starts the other one.
-        return trace[(trace >= 0).all(axis=1).argmax() :]
-
-    def row(self, query_id: str, query: bytes, hit: Hit) -> str:
-        """Return a hit as a line of BLAST's output format 6, whose positions are 1-based and inclusive."""
-        trace = self.alignment(query, hit)
+        trace = trace[(trace >= 0).all(axis=1).argmax() :]
         paired = trace[(trace >= 0).all(axis=1)]
         texts = query.upper(), self.store.sequence(hit.record).tobytes()
         letters = [np.frombuffer(text, np.uint8)[paired[:, side]] for side, text in enumerate(texts)]
-        same = int((letters[0] == letters[1]).sum())
+        return trace, paired, int((letters[0] == letters[1]).sum())
+
+    def row(self, query_id: str, query: bytes, hit: Hit) -> str:
+        """Return a hit as a line of BLAST's output format 6, whose positions are 1-based and inclusive."""
+        trace, paired, same = self.alignment(query, hit)
         gaps = trace < 0
         # A gap opens at a column whose predecessor has no gap on the same side; gaps of both sides may be adjacent.
         opened = int(gaps[0].sum() + (gaps[1:] & ~gaps[:-1]).sum())

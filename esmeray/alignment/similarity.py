@@ -69,9 +69,6 @@ def identity_clusters(store: Store, identity: float) -> NDArray[np.int64]:
 
 def _identity(search: Search, query: bytes, hit: Hit) -> float:
     """Return the identity of the alignment with a hit, 0 if it covers too little of either sequence."""
-    letters, target = np.frombuffer(query, np.uint8), search.store.sequence(hit.record)
-    trace = search.alignment(query, hit)
-    paired = trace[(trace >= 0).all(axis=1)]
-    covered = (paired[-1] - paired[0] + 1) / (len(letters), len(target))
-    same = int((letters[paired[:, 0]] == target[paired[:, 1]]).sum())
+    trace, paired, same = search.alignment(query, hit)
+    covered = (paired[-1] - paired[0] + 1) / (len(query), search.store.lengths[hit.record])
     return same / len(trace) if covered.min() >= _COVERAGE else 0.0

@@ -25,10 +25,6 @@ from esmeray.common.text import did_you_mean
 from esmeray.dataset.table import numbered_lines
 
 Method: TypeAlias = Literal["max", "fill"]
-Step: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""(P,) terms of one level that have children, (E,) their children grouped by parent, and (P,) start of each group."""
-_Definition: TypeAlias = tuple[str, list[str], list[str]]
-"""Namespace, parents and alternative ids of a term: all fields that are compared and used."""
 BLOCK = 256
 """Proteins per block: the scores of 25,000 terms then take 6 MB as bytes."""
 _UPWARDS = ("is_a", "part_of", "BFO:0000050")
@@ -63,8 +59,11 @@ class Aspect:
         return reached
 
     @cached_property
-    def steps(self) -> list[Step]:
-        """Levels from the deepest to the top, each with the children of its terms."""
+    def steps(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Levels from the deepest to the top, each with the children of its terms.
+
+        A level has (P,) terms that have children, (E,) their children grouped by parent, and (P,) start of each group.
+        """
         children = self.parents.T.tocsr()
         steps = []
         # Bottom-up: all children of a level are on deeper levels, which are done.
@@ -113,7 +112,8 @@ def read_ontology(path: Path) -> Ontology:
     ['molecular_function', 'biological_process', 'cellular_component']
     """
     stanzas, default = _stanzas(path)
-    terms: dict[str, _Definition] = {}
+    # Namespace, parents and alternative ids of a term: all fields that are compared and used.
+    terms: dict[str, tuple[str, list[str], list[str]]] = {}
     obsolete = set()
     for stanza in stanzas:
         term = stanza.get("id", "")

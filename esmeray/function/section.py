@@ -93,7 +93,7 @@ class EvaluateTermsSection(EvaluationSection):
     """Sequences of the truth's proteins, to evaluate the sets of a run: FASTA files, folders, quoted globs, or one
     store."""
     calibrate: bool = False
-    """Calibrate the sets of the run with these proteins. Never use test proteins."""
+    """Calibrate the sets and scores of the run with these proteins. Never use test proteins."""
     ia: Path | None = None
     """TSV of term and information accretion."""
     ia_from: Path | None = None
@@ -120,7 +120,7 @@ class EvaluateTermsSection(EvaluationSection):
     def _has_ontology_or_input(self) -> "EvaluateTermsSection":
         if not self.input and (self.calibrate or self.ontology is None):
             raise ValueError("give ontology for a file of predictions, or input for a run, also to calibrate it")
-        files = [name for name in ("ontology", "ia", "ia_from", "known", "terms", "output") if getattr(self, name)]
+        files = [name for name in ("ontology", "ia", "ia_from", "known", "terms") if getattr(self, name)]
         if self.input and files:
             raise ValueError(f"{', '.join(files)}: not with input, which evaluates the sets of a run; remove it")
         return self

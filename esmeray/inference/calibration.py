@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
+from scipy.special import expit, log_softmax, softmax
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.section import TargetKind
@@ -46,7 +46,8 @@ class Calibration(BaseModel):
         records: number of calibrating records.
         thresholds: largest nonconformity in a set, for coverages of 0.001, 0.002 ... up to n / (n + 1): one list, for
             regression one per column, for terms one per group of proteins.
-        temperature: divisor of the logits; 1 for regression and terms.
+        temperature: divisor of the logits; 1 for regression.
+        shift: added to the divided logits of terms.
         fingerprint: identity of the model that was calibrated.
         held_out: True if the records are the run's own held-out ones.
     """
@@ -57,6 +58,7 @@ class Calibration(BaseModel):
     records: int
     thresholds: list[list[FiniteFloat]] = Field(default=[[]], min_length=1)
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    shift: FiniteFloat = 0.0
     fingerprint: str = ""
     held_out: bool = False
 
@@ -78,8 +80,10 @@ class Calibration(BaseModel):
         """Return (R, C) calibrated probabilities; numbers stay as they are."""
         if self.kind == "regression":
             return predicted_RC
-        shares = softmax(_logits(self.kind, predicted_RC) / self.temperature, axis=-1).astype(np.float32)
-        return shares[..., 1] if self.kind == "multilabel" else shares
+        logits = _logits(self.kind, predicted_RC) / self.temperature
+        if self.kind == "multilabel":
+            return expit(logits[..., 1] - logits[..., 0] + self.shift).astype(np.float32)
+        return softmax(logits, axis=-1).astype(np.float32)
 
 
 def thresholds_of(calibration: Calibration | None, coverage: float) -> NDArray[np.float64]:

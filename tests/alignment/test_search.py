@@ -66,7 +66,7 @@ def test_alignments_have_the_score_that_is_reported(store, sequences, by):
     search = Search(store, by)
     for query in sequences[::5]:
         for hit in search.hits(query.encode(), 8, np.inf):
-            trace = search.alignment(query.encode(), hit)
+            trace, *_ = search.alignment(query.encode(), hit)
             assert score_of(query, sequences[hit.record], trace, by) == hit.score
 
 

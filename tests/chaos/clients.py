@@ -20,8 +20,7 @@ import psutil
 
 from benchmarks.programs.service import Load, Outcome, begun_load, service
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.index.build import make_index
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.build import IndexSection, make_index
 from tests.inference.embedding.jobs import request
 from tests.model.support import random_sequences
 

@@ -28,8 +28,8 @@ from esmeray.inference.classify.calls import ClassifyEvaluateSection, ClassifySe
 from esmeray.inference.design.calls import GenerateSection
 from esmeray.inference.embedding.section import LayersSection
 from esmeray.inference.function.prediction import finish
+from esmeray.inference.index.build import IndexSection
 from esmeray.inference.index.search import SearchSection
-from esmeray.inference.index.section import IndexSection
 from esmeray.inference.mutations.section import MutationFitSection, MutationProposeSection, MutationScanSection
 from esmeray.model.export.backbone import export as save_diffusion
 from esmeray.tasks.plan import TaskPlan

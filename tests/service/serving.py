@@ -16,8 +16,7 @@ import uvicorn
 
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.index.build import make_index
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.build import IndexSection, make_index
 from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
 from esmeray.service.http.guard import Guard

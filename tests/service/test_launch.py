@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.programs.service import free_port
 from esmeray.common.errors import EsmerayError
-from esmeray.inference.index.build import make_index
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.build import IndexSection, make_index
 from esmeray.service import launch
 from esmeray.service.section import ServiceSettings
 from tests.embeddings import make_embeddings, random_vectors

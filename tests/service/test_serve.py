@@ -24,7 +24,7 @@ from ray._private import worker
 
 from benchmarks.programs.service import free_port
 from esmeray.common.errors import ResourceError
-from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.search import open_index
 from esmeray.service.http.access import new_key
 from tests.conftest import REPOSITORY
 from tests.dataset.tokenizer_folders import esm

@@ -91,18 +91,13 @@ class ClassifyEvaluateSection(ClassifierRunSection):
         return self.part or ("all" if self.input else "validation")
 
 
-@dataclass(frozen=True)
-class Classification:
-    """A classifier and the records that it is to predict; ``separator`` stands between the names of several labels."""
+def opened_classification(
+    model: str | Path, section: ClassifySection, overrides: Overrides
+) -> tuple["ClassifierPipeline", TextStream, Iterator[TextPart], str]:
+    """Read the first records, then open the classifier. Raises as :func:`classify`.
 
-    pipeline: "ClassifierPipeline"
-    stream: TextStream
-    chunks: Iterator[TextPart]
-    separator: str
-
-
-def opened_classification(model: str | Path, section: ClassifySection, overrides: Overrides) -> Classification:
-    """Read the first records, then open the classifier. Raises as :func:`classify`."""
+    Return the classifier, the records as a stream and in parts, and the separator of the names of several labels.
+    """
     # Resolved once: a URI is asked for its files each time.
     folder, _ = exported_classifier(model)
     config = config_of(folder, overrides)
@@ -114,7 +109,7 @@ def opened_classification(model: str | Path, section: ClassifySection, overrides
     from esmeray.inference.classifier import ClassifierPipeline  # here: it loads torch
 
     pipeline = ClassifierPipeline.load(folder, data=config.data, coverage=section.coverage, **section.options())
-    return Classification(pipeline, stream, chain(first, chunks), config.data.labels.separator)
+    return pipeline, stream, chain(first, chunks), config.data.labels.separator
 
 
 def classify(
@@ -140,16 +135,17 @@ def classify(
     >>> table["id"].tolist(), [*table.columns][:2]
     (['first', 'second', 'third'], ['id', 'label'])
     """
-    opened = opened_classification(model, ClassifySection.of(input=str(input), **settings), overrides_of(config))
+    section = ClassifySection.of(input=str(input), **settings)
+    pipeline, _, chunks, separator = opened_classification(model, section, overrides_of(config))
     import pandas as pd
 
-    from esmeray.inference.classify.prediction_table import predict_all, prediction_frame  # here: they load torch
+    from esmeray.inference.classify.prediction_table import predict_all, prediction_columns  # here: they load torch
 
     frames: list[pd.DataFrame] = []
     predict_all(
-        opened.pipeline,
-        opened.chunks,
-        lambda ids, predictions: frames.append(prediction_frame(ids, predictions, opened.separator)),
+        pipeline,
+        chunks,
+        lambda ids, predictions: frames.append(pd.DataFrame(prediction_columns(ids, predictions, separator))),
     )
     return pd.concat(frames, ignore_index=True)
 

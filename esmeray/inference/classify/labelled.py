@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from esmeray.alignment.similarity import identity_clusters, nearest_identity
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.common.progress import conversion_bar
-from esmeray.dataset.fasta.counts import IngestCounts
 from esmeray.dataset.fasta.reader import files_ignored
 from esmeray.dataset.labels.conversion import ensure_labelled_store
 from esmeray.dataset.labels.label_space import LabelSpace
@@ -249,7 +248,7 @@ class TextStream:
         )
         self._ingest = Ingest(ingest, self._source.places, content=tokenizer.content)
         self._ingest.counts.files_ignored = files_ignored(sources, is_labelled_name)
-        self.counts: IngestCounts = self._ingest.counts
+        self.counts = self._ingest.counts
         """Number of records changed or left out so far."""
 
     def parts(self, characters: int = 1) -> Iterator[TextPart]:

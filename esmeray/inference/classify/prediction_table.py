@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -48,21 +47,16 @@ def writing_predictions(
     schema = _schema(space, with_sets)
     if final_name.endswith(".parquet"):  # by the final name: the file that is written has a temporary one
         with pq.ParquetWriter(path, schema) as file:
-
-            def write_parquet(ids: Sequence[str], predictions: Predictions) -> None:
-                columns = zip(schema.names, _columns(ids, predictions, separator), strict=True)
-                file.write_table(pa.Table.from_pydict(dict(columns), schema))
-
-            yield write_parquet
+            yield lambda ids, predictions: file.write_table(
+                pa.Table.from_pydict(prediction_columns(ids, predictions, separator), schema)
+            )
         return
     with path.open("w", encoding="utf-8", newline="") as text:
         rows = csv.writer(text, delimiter="\t" if final_name.endswith(".tsv") else ",", lineterminator="\n")
         rows.writerow(schema.names)
-
-        def write_text(ids: Sequence[str], predictions: Predictions) -> None:
-            rows.writerows(zip(*map(_words, _columns(ids, predictions, separator)), strict=True))
-
-        yield write_text
+        yield lambda ids, predictions: rows.writerows(
+            zip(*map(_words, prediction_columns(ids, predictions, separator).values()), strict=True)
+        )
 
 
 def predict_all(
@@ -90,12 +84,6 @@ def predict_all(
     return records, cropped, unknown
 
 
-def prediction_frame(ids: Sequence[str], predictions: Predictions, separator: str) -> pd.DataFrame:
-    """The rows of these ids, with the columns of a file."""
-    names = _schema(predictions.label_space, predictions.thresholds is not None).names
-    return pd.DataFrame(dict(zip(names, _columns(ids, predictions, separator), strict=True)))
-
-
 def _schema(space: LabelSpace, with_sets: bool) -> pa.Schema:
     numbers = pa.list_(pa.float32()) if space.kind == "per_residue" else pa.float32()
     words, prefix = (["id"], "predicted") if space.kind == "regression" else (["id", "label"], "probability")
@@ -108,8 +96,8 @@ def _schema(space: LabelSpace, with_sets: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> list[Any]:
-    """Columns of N values: strings, numbers, or arrays of residue values."""
+def prediction_columns(ids: Sequence[str], predictions: Predictions, separator: str) -> dict[str, Any]:
+    """Columns of N values by name: strings, numbers, or arrays of residue values."""
     columns: list[Any] = [list(ids)]
     if predictions.label_space.kind != "regression":
         columns.append(predictions.labels(separator))
@@ -120,7 +108,8 @@ def _columns(ids: Sequence[str], predictions: Predictions, separator: str) -> li
         columns += [[text[:, index] for text in texts] for index in range(predictions.label_space.num_outputs)]
     if predictions.thresholds is not None:
         columns += _set_columns(predictions, predictions.thresholds, separator)
-    return columns
+    names = _schema(predictions.label_space, predictions.thresholds is not None).names
+    return dict(zip(names, columns, strict=True))
 
 
 def _set_columns(predictions: Predictions, thresholds: NDArray[np.float64], separator: str) -> list[Any]:

@@ -71,14 +71,9 @@ class Scored:
     lengths: NDArray | None = None
 
     @property
-    def groups(self) -> NDArray[np.int64] | None:
-        """(R,) record index of each residue, for per_residue; otherwise None."""
-        return None if self.lengths is None else np.repeat(np.arange(len(self.ids)), self.lengths)
-
-    @property
     def records(self) -> NDArray[np.int64]:
-        """Record index of each row."""
-        return np.arange(len(self.ids)) if self.groups is None else self.groups
+        """Record index of each row: (N,), or (R,) for per_residue."""
+        return np.repeat(np.arange(len(self.ids)), 1 if self.lengths is None else self.lengths)
 
 
 def scored_by(
@@ -128,9 +123,9 @@ def evaluation_of(
     ``trained_N``: records that the model was trained on, if known. Metrics without them are added. Raises
     DivergenceError if a prediction is NaN or infinite.
     """
-    kind, targets, groups = scored.label_space.kind, scored.targets, scored.groups
+    kind, targets, records = scored.label_space.kind, scored.targets, scored.records
     # Each residue has its record's weight.
-    weights = scored.weights if scored.weights is None or groups is None else scored.weights[groups]
+    weights = None if scored.weights is None else scored.weights[records]
 
     def metrics_of(predictions: NDArray, rows: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
         weights_of_rows = None if weights is None else weights[rows]
@@ -143,24 +138,23 @@ def evaluation_of(
             weights=weights_of_rows,
             # Whole records are resampled. Residues of one protein are correlated, so that resampling residues would
             # make intervals too narrow.
-            groups=None if groups is None else groups[rows],
+            groups=records[rows],
         )
         metrics = classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows)
         if calibration is not None and predictions is scored.probabilities:
             calibrated = calibration.probabilities(predictions[rows])
             after = classification_metrics(kind, calibrated, targets[rows], weights_of_rows)
             metrics |= {"ece_calibrated": after["ece"]} if "ece" in after else {}
-            metrics |= set_metrics(calibration, calibrated, targets[rows], scored.records[rows])
+            metrics |= set_metrics(calibration, calibrated, targets[rows], records[rows])
         return {
             "metrics": metrics,
             "intervals": {name: list(interval) for name, interval in intervals.items()},
         }
 
     def metrics_of_records(chosen_N: NDArray[np.bool_]) -> dict[str, Any]:
-        rows = chosen_N if groups is None else chosen_N[groups]
-        return {"records": int(chosen_N.sum()), **metrics_of(scored.probabilities, rows)}
+        return {"records": int(chosen_N.sum()), **metrics_of(scored.probabilities, chosen_N[records])}
 
-    residues = {} if groups is None else {"residues": len(targets)}
+    residues = {} if scored.lengths is None else {"residues": len(targets)}
     not_in_training = {}
     # Training records inflate the metrics, and the file may contain some unnoticed. If it contains none, or no others,
     # there is nothing to compare.

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from esmeray.inference.design.sampling import Designer
     from esmeray.inference.settings import DesignSettings
 
-Positions = tuple[int, ...]
 MADE_BY = "generate"
 TASK = "diffusion"
 
@@ -160,7 +159,7 @@ def design(
 def _generated(
     model: str | Path,
     section: GenerateSection,
-    items: "list[tuple[Structure, Positions, NDArray[np.float32], tuple[Positions, ...]]]",
+    items: "list[tuple[Structure, tuple[int, ...], NDArray[np.float32], tuple[tuple[int, ...], ...]]]",
     known: Store | None,
     folder: Path | None,
 ) -> "pd.DataFrame":

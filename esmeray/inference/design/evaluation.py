@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
-from esmeray.common.statistics import percentile_interval, resamplings
+from esmeray.common.statistics import RESAMPLINGS, percentile_interval, resamplings
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 from esmeray.dataset.structures.store import Structure, StructureStore
 from esmeray.inference.design.sampling import Designer, Request, generate, log_likelihoods
@@ -29,7 +29,6 @@ ELEMENTS = "abc"
 """P-SEA states: helix, strand and other (Labesse et al. 1997). P-SEA needs CA atoms only."""
 _CONTACT, _BURIED = 10.0, 18
 """Contact distance between CA atoms in Å, and the minimum number of contacts of a buried residue."""
-_DRAWS = 1000
 STEPS = 20
 """Number of denoising steps per sequence."""
 
@@ -152,7 +151,7 @@ def _judged(
 
 def _with_intervals(table: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
     """Metrics with bootstrap intervals over proteins."""
-    drawn = resamplings(len(table), _DRAWS, seed=0)
+    drawn = resamplings(len(table), RESAMPLINGS, seed=0)
     resampled = pd.DataFrame([_metrics(table.loc[table.index.repeat(counts_N)]) for counts_N in drawn])
     metrics = {}
     for name, value in _metrics(table).items():

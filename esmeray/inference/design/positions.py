@@ -20,7 +20,6 @@ from esmeray.dataset.structures.store import Structure, packed_number, residue_l
 from esmeray.train_config.loading import read_file
 
 Biases = dict[str, dict[Annotated[str, Field(pattern=f"^[{AMINO_ACIDS}]$")], Annotated[float, Field(ge=-1e6, le=1e6)]]]
-_BIASES = TypeAdapter(Biases)
 # Counted positions have no insertion codes.
 _SPAN = re.compile(
     r"(?P<counted>#)?(?P<first>-?\d{1,9})(?P<first_code>(?(counted)|[A-Za-z]?))"
@@ -71,7 +70,9 @@ def read_bias(path: Path) -> Biases:
     values = dict(zip(names, settings.values(), strict=True))
     everywhere = {name: value for name, value in values.items() if not isinstance(value, dict)}
     try:
-        return _BIASES.validate_python({"": everywhere} | {name: values[name] for name in values.keys() - everywhere})
+        return TypeAdapter(Biases).validate_python(
+            {"": everywhere} | {name: values[name] for name in values.keys() - everywhere}
+        )
     except ValidationError as error:
         name = error.errors()[0]["loc"][1]
         raise ConfigError(

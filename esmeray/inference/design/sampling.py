@@ -222,6 +222,5 @@ def nearest(residues: str, known: Search) -> tuple[float, str]:
     hits = known.hits(query, count=1, evalue=float("inf"))
     if not hits:  # nothing scores above 0: all residues are new, compared with any record
         return 1.0, known.store.id(0)
-    target = known.store.text(hits[0].record)
-    matches = sum(residues[q] == target[t] for q, t in known.alignment(query, hits[0]).tolist() if q >= 0 and t >= 0)
+    _, _, matches = known.alignment(query, hits[0])
     return 1 - matches / len(residues), known.store.id(hits[0].record)

@@ -5,7 +5,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import ray
 import torch
@@ -28,41 +27,36 @@ SHARDS_AT_ONCE = 2
 """Shards per actor: while one is written, the next is computed."""
 
 
-class ActorSettings(NamedTuple):
-    """Job, model, store path and shard files of an actor. The shard folder is shared by all nodes, or is at a URI."""
-
-    job: EmbedJobSection
-    source: ModelSource
-    store: Path
-    files: ShardFiles
-
-
 class _EmbeddingActor:
-    """Actor that computes shards on one device."""
+    """Actor that computes shards on one device.
 
-    def __init__(self, actor: ActorSettings) -> None:
-        self._settings = actor
+    ``settings``: job, model, path of the store, and files of the shards, whose folder is shared by all nodes or is at a
+    URI.
+    """
+
+    def __init__(self, settings: tuple[EmbedJobSection, ModelSource, Path, ShardFiles]) -> None:
+        self._job, self._source, self._store, self._files = settings
         self._computing = threading.Lock()
 
     def load(self) -> JobFacts:
         """Load the model and copy the store. Not in the constructor, because Ray wraps its exceptions."""
-        path = self._settings.store
+        path = self._store
         # Ray does not limit threads: an actor would use all cores, and its summation order would differ from other
         # actors'.
         torch.set_num_threads(1)
-        if self._settings.files.uri is not None:
-            path = local_path(f"{self._settings.files.uri}.store")
+        if self._files.uri is not None:
+            path = local_path(f"{self._files.uri}.store")
         # With several nodes the store is on shared storage, where LMDB's memory mapping is slow or fails.
         if len(ray.nodes()) > 1:
             path = stage_store(path, Path(tempfile.gettempdir()) / "esmeray-stores")
-        self._worker = open_worker(self._settings.source, self._settings.job, Store(path))
+        self._worker = open_worker(self._source, self._job, Store(path))
         return self._worker.facts
 
     def run(self, shard: Shard) -> ShardRow:
         # An actor has two shards at once: one computes inside the lock, and one is written outside of it.
         with self._computing:
             computed, row = self._worker.compute(shard)
-        return self._settings.files.write(computed, row)
+        return self._files.write(computed, row)
 
 
 def _same_weights(first: JobFacts, other: JobFacts) -> None:
@@ -83,7 +77,7 @@ class ClusterEngine:
             retried(lambda: upload_folder(store.path, f"{uri}.store", MANIFEST_FILE), uri)
         self._pool = ActorPool(
             _EmbeddingActor,
-            ActorSettings(job, source, store.path, ShardFiles(files.folder.absolute(), uri)),
+            (job, source, store.path, ShardFiles(files.folder.absolute(), uri)),
             job.workers or 1,
             {"num_cpus": 1, "num_gpus": job.gpus_per_worker if job.device == "cuda" else 0},
             at_once=SHARDS_AT_ONCE,

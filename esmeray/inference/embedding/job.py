@@ -25,7 +25,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
-from functools import partial as partial_call
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +180,12 @@ def _add_part(model: ModelJob, logs: Path, output: Path, part: Path, uri: str | 
         ready.rename(part)
         sync(part.parent)
     if uri is not None:
-        upload = partial_call(upload_folder, part, f"{current(uri)}/{part.relative_to(output)}", MANIFEST_FILE)
-        retried(upload, uri, storage().patience_s, log.warning)
+        retried(
+            lambda: upload_folder(part, f"{current(uri)}/{part.relative_to(output)}", MANIFEST_FILE),
+            uri,
+            storage().patience_s,
+            log.warning,
+        )
 
 
 def _reports(job: EmbedJobSection, output: Path) -> list[dict[str, Any]]:

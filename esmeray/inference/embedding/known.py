@@ -84,10 +84,10 @@ class EarlierOutput:
         return [row[None] for block_nC in blocks for row in block_nC]
 
 
-Source: TypeAlias = Cache | EarlierOutput
+KnownValues: TypeAlias = Cache | EarlierOutput
 
 
-def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) -> Indices | None:
+def find_known(sources: Mapping[int, KnownValues], store: Store, records_U: Indices) -> Indices | None:
     """Find each sequence in the sources.
 
     Returns (U,) source number and index, encoded in one integer; -1 if no source has the sequence. Returns None without
@@ -101,7 +101,7 @@ def find_known(sources: Mapping[int, Source], store: Store, records_U: Indices) 
 
 
 def write_known(
-    sources: Mapping[int, Source],
+    sources: Mapping[int, KnownValues],
     known_U: Indices,
     plan: Plan,
     store: Store,

@@ -2,11 +2,21 @@
 
 ``job.json`` in its unfinished folder records everything that the bytes of the result depend on. A job that differs is
 rejected, and the message names the difference.
+
+The final files are made from complete shards. Interruptions don't change the result. They are:
+
+- outputs of proteins: one file each, in input order
+- outputs of residues: the shards, as hard links
+- HDF5, if chosen, in place of either
+- the index and, last, the manifest
+
+Shape legend: N records, n records of a part, C channels.
 """
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +29,36 @@ from esmeray.common.errors import parsing
 from esmeray.common.progress import record_bar, status_line
 from esmeray.common.publishing import file_xxh128, write_atomically, writing
 from esmeray.dataset.batches.plan import Indices
+from esmeray.dataset.embeddings.arrays import as_float32
+from esmeray.dataset.embeddings.formats.base import Block, Source, Values
+from esmeray.dataset.embeddings.formats.hdf5 import biotrainer_key, hdf5_key
+from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
     CONTINUES,
     INDEX_ROWS,
     MANIFEST_FILE,
+    EmbeddingsManifest,
     Index,
+    OutputManifest,
     ranges,
+    write_index,
+    write_manifest,
     write_training,
 )
 from esmeray.dataset.fasta.counts import count_lines
 from esmeray.dataset.store.reader import Store
-from esmeray.inference.embedding.assembly import Assembly
-from esmeray.inference.embedding.known import EarlierOutput, Source, find_known, write_known
-from esmeray.inference.embedding.plan import JobFacts, Plan, check_settings, distinct_sequences, make_plan
+from esmeray.inference.embedding.known import EarlierOutput, KnownValues, find_known, write_known
+from esmeray.inference.embedding.plan import (
+    JobFacts,
+    Plan,
+    check_settings,
+    distinct_sequences,
+    format_of,
+    make_plan,
+)
 from esmeray.inference.embedding.section import EmbedJobSection, EmbedSection, report_name
 from esmeray.inference.embedding.shard_files import Cache, ShardFiles, ShardRow
+from esmeray.inference.models.kinds import Output
 from esmeray.inference.models.source import ModelSource
 from esmeray.run_folder.job import JOB_FILE, accept, differences, other_job
 
@@ -82,16 +107,102 @@ class ModelJob:
         from esmeray.inference.embedding.report import performance  # imported here, because it loads torch
 
         self.files.fetch()
-        job = {**self.job, "batches_split": sum(row.splits for row in self.rows.values())}
+        # Each shard is mapped and verified once, not per record. The cache is bounded, because each shard is an open
+        # file.
+        self._open = lru_cache(maxsize=1024)(lambda output, number: self.files.arrays(output, self.rows[number]))
         rows = [self.rows[number] for number in sorted(self.rows)]  # actors finish them in any order
-        assembly = Assembly(building, self.plan, self.store, self.files, rows, self.settings)
+        records = self.chosen.size
+        manifests = {}
         write_training(building, [self.source])
         with status_line() as show:
-            assembly.write(self.facts.outputs, job, show)
+            for output in self.facts.outputs:
+                show(f"writing {output.name}")
+                manifests[output.name] = self._merged(building, output, rows)
+            show("writing the index")
+            parts = (self._index_part(*bounds) for bounds in ranges(records, INDEX_ROWS))
+            write_index(building, parts, has_keys=FORMATS[self.settings.format].has_keys)
+        self._open.cache_clear()
+        job = {**self.job, "batches_split": sum(row.splits for row in rows)}
+        # The manifest is written last: a folder with a manifest is complete.
+        write_manifest(
+            building,
+            EmbeddingsManifest(num_records=records, num_sequences=self.plan.num_sequences, outputs=manifests, job=job),
+        )
         report = performance(self.facts, self.plan, rows, self.settings, count_lines(self.store.manifest.counts))
         report["unknown"] = self.unknown
         write_atomically(building / report_name(self.settings.device or "cpu"), json.dumps(report, indent=1) + "\n")
         return report
+
+    def _merged(self, building: Path, output: Output, rows: Sequence[ShardRow]) -> OutputManifest:
+        file_format = format_of(self.settings, output)
+
+        def blocks(size: int) -> Iterator[Block]:
+            for start, stop in ranges(self.chosen.size, size):
+                records = self.chosen[start:stop]
+                sequences_n = self.plan.sequences[start:stop]
+                if output.per == "protein":
+                    values: Any = self._of_proteins(output, sequences_n)
+                else:
+                    values = [self._of_sequence(output, sequence) for sequence in sequences_n.tolist()]
+                keys = [self._key(record) for record in records.tolist()] if file_format.has_keys else None
+                yield Block(
+                    [self.store.id(record) for record in records.tolist()], self.store.lengths[records], values, keys
+                )
+
+        def largest() -> Values:  # over all shards: int8 has one scale per channel for the whole file
+            shards = (self._open(output.name, number) for number in range(self.plan.num_shards))
+            return np.max([np.abs(shard["values"]).max(axis=0) for shard in shards], axis=0)
+
+        manifest = OutputManifest(
+            description=output.description,
+            per=output.per,
+            channels=output.channels,
+            dtype=self.settings.dtype,
+            format=file_format.name,
+        )
+        # Shards are linked without being read, so they are verified here; other files are verified when read.
+        linked = rows if file_format.name == "safetensors" else []
+        shards = [self.files.verified(output.name, row) for row in linked]
+        source = Source(self.chosen.size, blocks, largest, shards, self.plan.bounds[:-1].tolist())
+        return file_format.merge(building, output.name, manifest, source)
+
+    def _of_proteins(self, output: Output, sequences_n: Indices) -> Values:
+        """(n, C) fp32 of sequences."""
+        bounds = self.plan.bounds
+        shards_n = bounds.searchsorted(sequences_n, side="right") - 1
+        rows_nC = np.empty((len(sequences_n), output.channels), dtype=np.float32)
+        for number in np.unique(shards_n).tolist():  # one gather per shard instead of one read per record
+            chosen = shards_n == number
+            rows_nC[chosen] = self._open(output.name, number)["values"][sequences_n[chosen] - bounds[number]]
+        return rows_nC
+
+    def _of_sequence(self, output: Output, sequence: int) -> Values:
+        """(L, C) fp32 of one sequence; (L, L) for pairs."""
+        bounds = self.plan.bounds
+        number = int(bounds.searchsorted(sequence, side="right")) - 1
+        arrays = self._open(output.name, number)
+        index = sequence - int(bounds[number])
+        start, stop = arrays["offsets"][index : index + 2]
+        rows = as_float32(arrays["values"][start:stop])
+        return rows.reshape((self.plan.lengths[sequence],) * 2) if output.per == "pair" else rows
+
+    def _index_part(self, start: int, stop: int) -> dict[str, Any]:
+        records = self.chosen[start:stop]
+        keys_n2 = self.store.sequence_keys(records)
+        index = {
+            "id": [self.store.id(record) for record in records.tolist()],
+            "length": self.store.lengths[records],
+            "sequence": self.plan.sequences[start:stop],
+            "hash": keys_n2[:, 0],
+            "second_hash": keys_n2[:, 1],
+        }
+        if FORMATS[self.settings.format].has_keys:
+            index["key"] = [self._key(record) for record in records.tolist()]
+        return index
+
+    def _key(self, record: int) -> str:
+        by_id = self.settings.hdf5_key == "id"
+        return hdf5_key(self.store.id(record)) if by_id else biotrainer_key(self.store.text(record))
 
     def _engine(self) -> Any:
         job = self.settings, self.source, self.store, self.files
@@ -122,12 +233,9 @@ class ModelJob:
                 log.info("shard %d: %d sequences, %.0f residues/s", row.number, row.sequences, rate)
                 if row.splits:
                     log.warning("shard %d: %d batches were split after running out of memory", row.number, row.splits)
-                self._cache_shard(row)
-
-    def _cache_shard(self, row: ShardRow) -> None:
-        if self._cache is not None:
-            self.files.fetch()  # at a URI, an actor on another node may have uploaded it
-            self._cache.keep(row, self.plan, self.store, self.files)
+                if self._cache is not None:
+                    self.files.fetch()  # at a URI, an actor on another node may have uploaded it
+                    self._cache.keep(row, self.plan, self.store, self.files)
 
     def _identity(self) -> dict[str, Any]:
         """The model and the settings that values depend on."""
@@ -154,7 +262,7 @@ class ModelJob:
             return
         self._cache = Cache(settings.cache.absolute(), self.facts, settings) if settings.cache else None
         # Fixed numbers, because a resumed job uses them to find its values again.
-        self._sources: dict[int, Source] = {} if self._cache is None else {0: self._cache}
+        self._sources: dict[int, KnownValues] = {} if self._cache is None else {0: self._cache}
         if self.before is not None and settings.dtype != "int8":  # int8 would be rounded twice
             self._sources[1] = EarlierOutput(self.before, self.facts.outputs, identity, settings)
         others = [EarlierOutput(Index(folder), self.facts.outputs, identity, settings) for folder in settings.known]

@@ -61,7 +61,6 @@ class Plan:
     """Shards of the distinct sequences of chosen records.
 
     Attributes:
-        chosen: (N,) records of the store.
         sequences: (N,) sequence number of each record.
         records: (U,) first record of the store with each sequence.
         lengths: (U,) residues used per sequence.
@@ -72,7 +71,6 @@ class Plan:
         budget, window: as in :class:`Shard`.
     """
 
-    chosen: Indices
     sequences: Indices
     records: Indices
     lengths: Indices
@@ -163,7 +161,6 @@ def make_plan(
     tokens = passes(outputs, lengths) * (lengths + SPECIAL_TOKENS_PER_SEQUENCE)
     known_bounds = _bounds(tokens[:num_known], settings.shard_tokens)
     return Plan(
-        chosen=chosen,
         sequences=numbers[sequences],
         records=records[order],
         lengths=lengths,

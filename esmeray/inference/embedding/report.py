@@ -2,11 +2,10 @@
 
 import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 from statistics import fmean, pstdev
 from typing import Any
 
-import numpy
-import torch
 from rich.table import Column, Table
 
 from esmeray.common.text import duration
@@ -17,15 +16,31 @@ from esmeray.monitoring.sampling.peaks import peak_tflops
 
 
 def performance(
-    facts: JobFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbedJobSection, changes: Sequence[str] = ()
+    facts: JobFacts, plan: Plan, rows: Sequence[ShardRow], settings: EmbedJobSection, changes: Sequence[str]
 ) -> dict[str, Any]:
     """Report on one model.
 
     ``changes``: lines about residues or records that ingest changed or left out. Rates cover the computed shards. They
-    and ``seconds`` are per device, because each start of a job may have another number of workers.
+    and ``seconds`` are per device, because each start of a job may have another number of workers. Without computed
+    shards, rates, times and memory are None.
     """
     computed = [row for row in rows if not row.cached]  # cached shards cost no computation
-    report: dict[str, Any] = {
+    cached = sum(row.sequences for row in rows if row.cached)
+    records = plan.sequences.size
+    times_s = [batch_s for row in computed for batch_s in row.batch_s]
+    statistics = None
+    if times_s:
+        statistics = {"mean": fmean(times_s), "deviation": pstdev(times_s), "min": min(times_s), "max": max(times_s)}
+    summed = ("batches", "splits", "seconds", "residues", "tokens", "sequences", "flops")
+    sums = {name: sum(getattr(row, name) for row in computed) for name in summed}
+
+    # Without loading the model and writing the final files, whose cost does not grow with the job.
+    def rate(name: str) -> float | None:
+        return sums[name] / sums["seconds"] if computed else None
+
+    flops_per_s = rate("flops")
+    peak = peak_tflops(facts.device_name, settings.precision or "fp32")
+    return {
         "model": facts.name,
         "fingerprint": facts.fingerprint,
         "random_weights": facts.random_weights,
@@ -35,19 +50,7 @@ def performance(
         "batch_tokens": plan.budget,
         "changes_of_input": list(changes),
         "long_policy": settings.long,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__},
-    }
-    report |= _counts(plan, rows)
-    report |= _batches(computed)
-    report |= _rates(facts, settings, computed)
-    return report
-
-
-def _counts(plan: Plan, rows: Sequence[ShardRow]) -> dict[str, Any]:
-    """Numbers of records and sequences."""
-    records = plan.sequences.size
-    cached = sum(row.sequences for row in rows if row.cached)
-    return {
+        "versions": {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")},
         "proteins": records,
         "distinct_sequences": plan.num_sequences,
         "computed_sequences": plan.num_sequences - cached,
@@ -56,47 +59,21 @@ def _counts(plan: Plan, rows: Sequence[ShardRow]) -> dict[str, Any]:
         "cache_hit_rate": cached / plan.num_sequences,
         "long_sequences": plan.long_sequences,
         "residues_left_out": plan.residues_left_out,
-    }
-
-
-def _batches(computed: Sequence[ShardRow]) -> dict[str, Any]:
-    """Time of batches after the warm-up, and memory. Without computed shards, these are None."""
-    times_s = [batch_s for row in computed for batch_s in row.batch_s]
-    statistics = None
-    if times_s:
-        statistics = {
-            "mean": fmean(times_s),
-            "deviation": pstdev(times_s),
-            "min": min(times_s),
-            "max": max(times_s),
-        }
-    return {
-        "batch_s": statistics,
-        "batches": sum(row.batches for row in computed),
-        "batches_split_for_memory": sum(row.splits for row in computed),
+        "batch_s": statistics,  # after the warm-up
+        "batches": sums["batches"],
+        "batches_split_for_memory": sums["splits"],
         "memory_peak_bytes": max((row.peak_bytes for row in computed), default=None),
         "memory_mean_bytes": round(fmean(row.mean_bytes for row in computed)) if computed else None,
+        "seconds": sums["seconds"],
+        "residues": sums["residues"],
+        "tokens": sums["tokens"],
+        "peak_tflops": peak,
+        "flops_utilization": None if peak is None or flops_per_s is None else flops_per_s / (peak * 1e12),
+        "proteins_per_s": rate("sequences"),
+        "residues_per_s": rate("residues"),
+        "tokens_per_s": rate("tokens"),
+        "flops_per_s": flops_per_s,
     }
-
-
-def _rates(facts: JobFacts, settings: EmbedJobSection, computed: Sequence[ShardRow]) -> dict[str, Any]:
-    """Seconds of all devices, rates per device, and their share of its peak."""
-    # Without loading the model and writing the final files, whose cost does not grow with the job.
-    seconds = sum(row.seconds for row in computed)
-    residues = sum(row.residues for row in computed)
-    tokens = sum(row.tokens for row in computed)
-    rates: dict[str, Any] = {"seconds": seconds, "residues": residues, "tokens": tokens}
-    peak = peak_tflops(facts.device_name, settings.precision or "fp32")
-    rates |= {"peak_tflops": peak, "flops_utilization": None}
-    if not computed:
-        return rates | dict.fromkeys(("proteins_per_s", "residues_per_s", "tokens_per_s", "flops_per_s"))
-    rates["proteins_per_s"] = sum(row.sequences for row in computed) / seconds
-    rates["residues_per_s"] = residues / seconds
-    rates["tokens_per_s"] = tokens / seconds
-    rates["flops_per_s"] = sum(row.flops for row in computed) / seconds
-    if peak is not None:
-        rates["flops_utilization"] = rates["flops_per_s"] / (peak * 1e12)
-    return rates
 
 
 def table(reports: Sequence[dict[str, Any]]) -> Table:

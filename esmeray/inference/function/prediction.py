@@ -58,7 +58,7 @@ from esmeray.function.submission import check_submission
 from esmeray.function.vectors import Vectors, read_vectors
 from esmeray.inference.calibration import COVERAGE, HELD_OUT, Calibration, thresholds_of
 from esmeray.inference.function.parts import Parts, Queries, takes_vectors
-from esmeray.inference.function.sets import EDGES, fit_sets, in_sets
+from esmeray.inference.function.sets import bins_of, calibrated, fit_sets, in_sets, pairs_of
 from esmeray.inference.function.vectors import load_known, save_known, vectors_of
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
 from esmeray.run_folder.paths import EXPORT, RunFolder
@@ -137,10 +137,10 @@ def _save_calibrations(folder: Path, calibrations: dict[str, Calibration]) -> No
         calibration.model_copy(update={"fingerprint": fingerprint}).save(path)
 
 
-def _calibrations(run: Path, aspects: Iterable[str]) -> dict[str, Calibration | None]:
+def _calibrations(run: Path, aspects: Iterable[str], *, warn: bool = True) -> dict[str, Calibration | None]:
     fingerprint = file_xxh128(run / FOLDER / BLEND_FILE)
     loaded = {name: Calibration.load(run / FOLDER / f"calibration_{name}.json", fingerprint) for name in aspects}
-    if any(calibration is not None and calibration.held_out for calibration in loaded.values()):
+    if warn and any(calibration is not None and calibration.held_out for calibration in loaded.values()):
         log.warning(HELD_OUT)
     return loaded
 
@@ -191,8 +191,11 @@ def _rankers(run: Path, aspects: Iterable[str]) -> dict[str, Ranker]:
     return {name: Ranker.load(path) for name, path in files.items()}
 
 
-def evaluate_sets(run: Path, options: EvaluateTermsSection) -> pd.DataFrame:
-    """Return aspect, bits per residue of the best hit, coverage and size of each protein's set of COVERAGE.
+def evaluate_sets(run: Path, options: EvaluateTermsSection) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Evaluate the sets of COVERAGE and the calibrated probabilities of proteins.
+
+    Returns the aspect, bits per residue of the best hit, coverage and size of each protein's set; and the aspect and
+    the columns of :func:`pairs_of` of each scored term of a protein.
 
     With ``options.calibrate``, calibrate the run with these proteins first. Raises DataError if the run transfers terms
     from one of them.
@@ -228,10 +231,12 @@ def evaluate_sets(run: Path, options: EvaluateTermsSection) -> pd.DataFrame:
     if options.calibrate:
         fitted = {name: fit_sets(truth[name].terms, *sets) for name, sets in compared.items()}
     calibrations = fitted or _calibrations(run, compared)
-    tables = []
+    tables, pairs = [], []
     for name, sets in compared.items():
         # Before the calibration is saved, this refuses too few proteins.
-        thresholds = thresholds_of(calibrations[name], COVERAGE)
+        calibration = calibrations[name]
+        thresholds = thresholds_of(calibration, COVERAGE)
+        assert calibration is not None  # otherwise refused above
         scores, frequency_V, nearest_N = sets
         covered_N, sizes_N = np.zeros((2, len(nearest_N)))
         for start, stop in ranges(len(nearest_N), _BLOCK):  # a block of proteins by all terms is dense
@@ -240,13 +245,13 @@ def evaluate_sets(run: Path, options: EvaluateTermsSection) -> pd.DataFrame:
             terms = truth[name].terms[block].toarray()
             covered_N[block] = (contained & terms).sum(axis=1) / terms.sum(axis=1)
             sizes_N[block] = contained.sum(axis=1)
-        bits_N = pd.cut(sets[-1], [0, *EDGES, np.inf], right=False)
-        columns = {"aspect": name, "bits": bits_N, "coverage": covered_N, "set_size": sizes_N}
+        columns = {"aspect": name, "bits": bins_of(nearest_N), "coverage": covered_N, "set_size": sizes_N}
         tables.append(pd.DataFrame(columns, truth[name].proteins))
+        pairs.append(pairs_of(truth[name].terms, *sets, calibration).assign(aspect=name))
     if fitted:
         with grown_folder(run / FOLDER, run / FOLDER, _BLEND_MADE_BY) as building:
             _save_calibrations(building, fitted)
-    return pd.concat(tables)
+    return pd.concat(tables), pd.concat(pairs)
 
 
 def predict_functions(
@@ -297,9 +302,11 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
         if not weights:
             raise ConfigError(f"--predict.part {part}: the run has {known}")
     rankers = _rankers(run, weights) if part == "ranker" else {}
-    # Read before anything is computed, which refuses a coverage that the calibration does not reach.
-    calibrations = {} if options.coverage is None else _calibrations(run, weights)
-    thresholds = {name: thresholds_of(sets, options.coverage or 1) for name, sets in calibrations.items()}
+    calibrations = _calibrations(run, weights, warn=options.coverage is not None) if part == "ranker" else {}
+    thresholds = {}
+    if options.coverage is not None:
+        # Before anything is computed: this refuses a coverage that the calibration does not reach.
+        thresholds = {name: thresholds_of(sets, options.coverage) for name, sets in calibrations.items()}
     with unfinished(output, MADE_BY) as partial:
         store = job_store(options.input, ingest, partial)
         accept(
@@ -310,11 +317,16 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
                 "part": part,
                 "format": options.format,
                 "terms": options.most_terms,
-                **({name: values.tolist() for name, values in thresholds.items()}),
+                "calibrations": {
+                    name: [calibration.temperature, calibration.shift]
+                    for name, calibration in calibrations.items()
+                    if calibration is not None
+                },
+                **{name: values.tolist() for name, values in thresholds.items()},
             },
         )
         with journal(partial) as done:
-            _predict(run, settings, weights, rankers, thresholds, store, partial, options, done)
+            _predict(run, settings, weights, rankers, calibrations, thresholds, store, partial, options, done)
             with made_file(output, MADE_BY, overwrite) as building:
                 with building.open("w", encoding="utf-8") as file:
                     file.writelines(done.lines())
@@ -350,13 +362,17 @@ def _predict(
     settings: TermsSection,
     weights: dict[str, dict[str, float]],
     rankers: dict[str, Ranker],
+    calibrations: dict[str, Calibration | None],
     thresholds: dict[str, NDArray[np.float64]],
     store: Store,
     partial: Path,
     options: PredictTermsSection,
     done: Journal,
 ) -> None:
-    """Append the lines of missing blocks, using each aspect's part weights, and its ranker and thresholds, if any."""
+    """Append the lines of missing blocks.
+
+    Each aspect has weights of the parts, and may have a ranker, a calibration of its scores, and thresholds of sets.
+    """
     blocks = list(ranges(len(store), _BLOCK))[done.done :]
     if not blocks:  # killed between the last block and the output: no model is needed
         return
@@ -373,7 +389,7 @@ def _predict(
                 aspect = parts.data.aspects[name].aspect
                 summed = _scores(parts, name, queries, aspect_weights, rankers.get(name))
                 # Propagated after rounding, so that a parent's score is never below its child's.
-                predicted[name] = propagate(_thousandths(summed), aspect)
+                predicted[name] = propagate(_thousandths(calibrated(summed, calibrations.get(name))), aspect)
                 if name in thresholds:
                     contained = in_sets(summed, *parts.similarity(name, queries), thresholds[name])
                     # Terms without a score stay as explicit zeros.

@@ -1,21 +1,24 @@
 """Build an index from folders of embeddings, or extend one.
 
 Vectors are read once, one part in memory at a time; a compressed index is trained on a sample first. All ids are
-compared beforehand (:mod:`esmeray.inference.index.rows`), with 48 bytes per id in temporary files. ``OUTPUT.partial``
-holds the finished parts, and the same command resumes there. The index appears when it is complete. An extension
-hard-links the existing parts and adds new ones. Nothing is rewritten, so readers of the old index are not affected.
+compared beforehand, with 48 bytes per id in temporary files: 24 for a cryptographic digest of the id with its row, 16
+for both hashes of the sequence, and 8 for the row of a new id. ``OUTPUT.partial`` holds the finished parts, and the
+same command resumes there. The index appears when it is complete. An extension hard-links the existing parts and adds
+new ones. Nothing is rewritten, so readers of the old index are not affected.
 
-Shape legend: N records of a source, n rows of a part, C channels.
+Shape legend: N rows of the index and its sources, n rows of a part or a block, C channels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, parsing, read_json
+from esmeray.common.errors import ConfigError, DataError, parsing, read_json
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import (
     file_xxh128,
@@ -30,27 +33,28 @@ from esmeray.common.publishing import (
 )
 from esmeray.common.remote import discard_work, local_path, publish, target_path
 from esmeray.common.verification import check_file
-from esmeray.dataset.embeddings.arrays import write_arrays, write_checksums
+from esmeray.dataset.embeddings.arrays import scratch_array, write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
-from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, ranges, write_training
+from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE, differ, ranges, write_training
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.sequence_list import checked_list
 from esmeray.inference.embedding.section import report_name
 from esmeray.inference.index.exact import ExactIndex, exact_arrays
+from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, prepared, unusable
-from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import (
     INDEX_FILE,
     TRAINED_FILE,
     IndexManifest,
+    Kind,
     PartEntry,
     SourceModel,
     id_arrays,
     read_index_manifest,
 )
-from esmeray.inference.index.rows import NewRows, new_rows
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.search import open_index
 from esmeray.run_folder.job import Journal, accept, journal, unfinished
+from esmeray.train_config.section import Section
 
 if TYPE_CHECKING:
     from esmeray.inference.settings import BuildIndexSettings
@@ -65,6 +69,41 @@ _SAMPLED = 64
 _MIN_SAMPLED = 39
 """Minimum training vectors per cluster that faiss asks for."""
 _BLOCK = 16_384
+
+
+class IndexSection(Section):
+    """The index to create or extend."""
+
+    output: Path
+    """Folder to create, or its URI. An existing index gets the vectors whose ids it lacks."""
+    kind: Kind | None = None
+    """Kind of index. exact: the same hits as a comparison with every vector; compressed: searches the nearest clusters
+    only, with one bit per value in memory. Default: exact, or the existing index's kind.
+    """
+    metric: MetricName | None = None
+    """Similarity metric: cosine, dot or l2. Default: cosine, or the existing index's metric."""
+    name: str | None = None
+    """Output of the embedding folders. Default: their first, or the existing index's output."""
+
+
+class NewRows(NamedTuple):
+    """Records of a source whose ids occur neither in the index nor in earlier sources."""
+
+    source: Embeddings
+    records: NDArray[np.integer]
+
+    def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.integer]]]:
+        """Yield start and stop of each source block with new records, and the records' offsets in the block."""
+        for start, stop in ranges(len(self.source), size):
+            chosen = self.records[slice(*self.records.searchsorted([start, stop]))]
+            if len(chosen):  # otherwise nothing in the block is new, and it is not read
+                yield start, stop, chosen - start
+
+    def ids_and_keys(self) -> Iterator[tuple[list[str], NDArray[np.uint64]]]:
+        """Yield ids and sequence keys (n, 2), in blocks."""
+        for start, stop, chosen in self.blocks(INDEX_ROWS):
+            ids = self.source.column("id", start, stop).take(chosen).to_pylist()
+            yield ids, self.source.sequence_keys_of(start, stop)[chosen]
 
 
 class Built(NamedTuple):
@@ -328,3 +367,57 @@ def _vectors(groups: Sequence[NewRows], metric: MetricName) -> Values:
         # Unmap .npy sources, because otherwise all vectors would be resident at the end.
         source.release()
     return vectors_nC
+
+
+def new_rows(sources: Sequence[Embeddings], index: Index | None, folder: Path) -> Iterator[NewRows]:
+    """Yield the records of each source whose ids the index and earlier sources lack.
+
+    ``folder`` holds the temporary keys.
+
+    Raises DataError for sources that can't be compared with the index, and for an id that occurs with different
+    sequences, also within one source.
+    """
+    tables: list[Index | Embeddings] = [*sources] if index is None else [index, *sources]
+    for source in sources:
+        source.refuse_other_space(tables[0])
+    # Rows of all tables are numbered consecutively.
+    firsts = np.cumsum([0, *map(len, tables)]).tolist()
+    keys = scratch_array(folder, [firsts[-1]], "S24")
+    sequences_N2 = scratch_array(folder, [firsts[-1], 2], np.uint64)
+    for first, table in zip(firsts, tables, strict=False):
+        for start, ids, sequences_n2 in _blocks(table):
+            rows = slice(first + start, first + start + len(ids))
+            # The row comes last, so that among equal ids the earliest row sorts first.
+            keys[rows] = [_digest(name) + row.to_bytes(8) for row, name in enumerate(ids, rows.start)]
+            sequences_N2[rows] = sequences_n2
+    keys.sort()
+    for source, first in zip(sources, firsts[-1 - len(sources) :], strict=False):
+        records = scratch_array(folder, [len(source)], np.min_scalar_type(len(source)))
+        new = 0
+        for start, ids, sequences_n2 in _blocks(source):
+            earliest_n = keys[keys.searchsorted([*map(_digest, ids)])].view(">u8")[2::3].astype(np.int64)
+            is_other_n = differ(sequences_N2[earliest_n], sequences_n2)
+            if is_other_n.any():
+                other = int(is_other_n.argmax())
+                owner = tables[np.searchsorted(firsts, earliest_n[other], side="right") - 1]
+                raise DataError(
+                    f"{source.source}: {ids[other]!r} has a different sequence in {owner.source}; give it another id"
+                )
+            chosen = start + np.flatnonzero(earliest_n >= first)
+            records[new : new + len(chosen)] = chosen
+            new += len(chosen)
+        yield NewRows(source, records[:new])
+
+
+def _blocks(table: Index | Embeddings) -> Iterator[tuple[int, list[str], NDArray[np.uint64]]]:
+    """Yield start, ids and sequence keys (n, 2) of each block of rows."""
+    for start, stop in ranges(len(table), INDEX_ROWS):
+        if isinstance(table, Index):
+            yield start, table.ids(range(start, stop)), table.sequences(np.arange(start, stop))
+        else:
+            yield start, table.column("id", start, stop).to_pylist(), table.sequence_keys_of(start, stop)
+
+
+def _digest(record_id: str) -> bytes:
+    """BLAKE2b digest of 16 bytes. No BLAKE2b collision is known, while XXH3 collisions can be constructed."""
+    return blake2b(record_id.encode(), digest_size=16).digest()

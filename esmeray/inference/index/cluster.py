@@ -22,8 +22,8 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.inference.index.index import Candidates, Index
-from esmeray.inference.index.opening import open_index
 from esmeray.inference.index.parts import PartEntry
+from esmeray.inference.index.search import open_index
 from esmeray.train_config.natures import absolute_path
 
 log = logging.getLogger(__name__)

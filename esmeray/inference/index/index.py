@@ -25,9 +25,6 @@ from esmeray.inference.index.parts import REMEDY, IndexManifest
 _OWN_HITS = 2**26
 """Maximum hits in memory while rows of the index are searched in it: all rows may be hits."""
 
-Hits = tuple[NDArray[np.int64], Values]
-"""(Q, K) rows, the nearest first, and (Q, K) scores."""
-
 
 class Candidates(NamedTuple):
     """Candidate rows that contain the hits of queries, each array (q, W).
@@ -143,7 +140,7 @@ class Index(ABC):
     def vectors(self, rows_n: NDArray[np.int64]) -> Values:
         """(n, C) fp32 vectors of rows, as they are compared: of length 1 if the metric is cosine."""
 
-    def search(self, queries_QD: Values, top_k: int) -> Hits:
+    def search(self, queries_QD: Values, top_k: int) -> tuple[NDArray[np.int64], Values]:
         """Return the nearest rows per query, (Q, K) int64, and their scores, (Q, K) fp32.
 
         Scores are cosines, products or L2 distances.

@@ -30,8 +30,8 @@ from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, open_checked
 from esmeray.dataset.embeddings.manifest import Name
 from esmeray.dataset.fasta.records import hashes_of
 from esmeray.inference.index.metric import MAX_NORM, MetricName
-from esmeray.inference.index.section import Kind
 
+Kind = Literal["exact", "compressed"]
 Kinds: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of arrays by name."""
 

@@ -1,4 +1,4 @@
-"""Search for the nearest neighbours of proteins by their embeddings: a DataFrame of hits, or hits one by one.
+"""Open an index, and search for the nearest neighbours of proteins: a DataFrame of hits, or hits one by one.
 
 Queries are existing vectors, or sequences that are embedded by the model of the index.
 
@@ -23,10 +23,10 @@ from esmeray.common.remote import local_path, uri_of
 from esmeray.dataset.embeddings.manifest import MANIFEST_FILE, read_manifest
 from esmeray.dataset.embeddings.reader import Embeddings, open_vectors
 from esmeray.dataset.section import IngestSection
+from esmeray.inference.index.exact import ExactIndex, kinds
 from esmeray.inference.index.index import Index
 from esmeray.inference.index.metric import MetricName, unusable
-from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.parts import INDEX_FILE, IndexManifest, SourceModel
+from esmeray.inference.index.parts import INDEX_FILE, IndexManifest, SourceModel, open_part, read_index_manifest
 from esmeray.inference.retrieval.conformal import Calibration, ascending, calibrated
 from esmeray.train_config.section import NonNegativeInt, PositiveInt, Section
 
@@ -117,6 +117,29 @@ class Search:
             for number, (rows_k, scores_k) in enumerate(hits, start):
                 is_hit_k = rows_k >= 0  # -1: the index has no more
                 yield queries.ids[number], rows_k[is_hit_k], scores_k[is_hit_k]
+
+
+def open_index(path: Path | str, probes: int | None = None, parts: slice = slice(None)) -> Index:
+    """Open the index in a folder, or at a URI, which is downloaded.
+
+    ``probes``: number of clusters that a compressed index searches per query. ``parts``: parts to open; rows keep their
+    numbers. Raises DataError for a missing or damaged index; ConfigError for probes with an exact index.
+    """
+    folder = local_path(path)
+    whole = read_index_manifest(folder, uri_of(path))
+    first_row = sum(part.rows for part in whole.parts[: parts.start or 0])
+    manifest = whole.model_copy(update={"parts": whole.parts[parts]})
+    if manifest.kind == "exact":
+        if probes is not None:
+            raise ConfigError(f"{path}: is an exact index without clusters to probe; remove search.probes")
+        opened = [open_part(folder, part, kinds(manifest, part), by_blocks=False) for part in manifest.parts]
+        index: Index = ExactIndex(folder, manifest, opened, first_row)
+    else:
+        from esmeray.inference.index.compressed import CompressedIndex  # imported here, because it loads faiss
+
+        index = CompressedIndex(folder, manifest, whole.count, first_row, probes)
+    index.source = uri_of(path) or folder
+    return index
 
 
 def search(

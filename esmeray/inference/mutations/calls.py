@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-from numpy.typing import NDArray
-
 from esmeray.common.publishing import NOTES, made_file, made_folder, output_or_scratch, refuse_existing, refuse_file
 from esmeray.dataset.sequence_list import checked_paths
 from esmeray.inference.mutations.section import (
@@ -68,49 +65,40 @@ def scan(
         section = MutationScanSection.of(sequence=file, output=target, **settings)
         refuse_existing(section.output, SCANNED_BY, overwrite)
         with unfinished(section.output, job_of("scan", [str(model)], section)) as folder:
-            from esmeray.inference.mutations.table import read_proteins  # here: it loads pandas
+            import pandas as pd
+
+            from esmeray.inference.mutations.table import PROTEIN_COLUMN, read_proteins, write_scores
 
             proteins = read_proteins(sequence, section.first_position, folder)
             from esmeray.inference.mutations.fitted import predict  # here: it loads torch
 
             variants = [Variant(protein, mutant) for protein in proteins for mutant in protein.singles()]
-            table = _scan_table(variants, predict(str(model), variants, section, folder, {}).mean)
+            table = pd.DataFrame(
+                {
+                    PROTEIN_COLUMN: [protein.name for protein, _ in variants],
+                    "mutant": [protein.text_of(mutant) for protein, mutant in variants],
+                    "position": [mutant.mutations[0].offset + protein.first for protein, mutant in variants],
+                    "score": predict(str(model), variants, section, folder, {}).mean,
+                }
+            )
+            if len({protein for protein, _ in variants}) == 1:
+                table = table.drop(columns=PROTEIN_COLUMN)
             if output is not None:
                 with made_folder(section.output.absolute(), SCANNED_BY, overwrite) as building:
-                    _write_scan(building, table, variants, f"by {model}, {section.method}")
+                    write_scores(building / "mutants.csv", "mutants.csv", table)
+                    _draw_scans(building, variants, table["score"].to_numpy(), f"by {model}, {section.method}")
     return table
 
 
-def _scan_table(variants: Sequence[Variant], scores_N: NDArray[np.float64]) -> "pd.DataFrame":
-    import pandas as pd
-
-    from esmeray.inference.mutations.table import PROTEIN_COLUMN
-
-    table = pd.DataFrame(
-        {
-            PROTEIN_COLUMN: [variant.protein.name for variant in variants],
-            "mutant": [protein.text_of(mutant) for protein, mutant in variants],
-            "position": [variant.mutant.mutations[0].offset + variant.protein.first for variant in variants],
-            "score": scores_N,
-        }
-    )
-    is_alone = len({variant.protein for variant in variants}) == 1
-    return table.drop(columns=PROTEIN_COLUMN) if is_alone else table
-
-
-def _write_scan(folder: Path, table: "pd.DataFrame", variants: Sequence[Variant], title: str) -> None:
-    """Write the mutants, and a heat map of each protein."""
+def _draw_scans(folder: Path, variants: Sequence[Variant], scores_N: Any, title: str) -> None:
+    """Draw a heat map of each protein."""
     from esmeray.inference.mutations.heat_map import draw_scan  # here: it loads Matplotlib
-    from esmeray.inference.mutations.table import write_scores
 
-    write_scores(folder / "mutants.csv", "mutants.csv", table)
     proteins = [*dict.fromkeys(variant.protein for variant in variants)]
     for number, protein in enumerate(proteins, 1):
-        rows = [row for row, variant in enumerate(variants) if variant.protein == protein]
-        mutations = [variants[row].mutant.mutations[0] for row in rows]
+        is_own_N = [variant.protein == protein for variant in variants]
         picture = f"heat_map_{number}.png" if len(proteins) > 1 else "heat_map.png"
-        scores = table["score"].to_numpy()[rows]
-        draw_scan(folder / picture, protein, mutations, scores, f"{protein.name} {title}")
+        draw_scan(folder / picture, protein, scores_N[is_own_N], f"{protein.name} {title}")
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ Shape legend: N mutants, D channels.
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
@@ -41,8 +41,7 @@ _FILE = "mutations.json"
 _EMBEDDINGS = "embeddings.npy"
 _MIN_ROWS = 20
 
-Floats: TypeAlias = NDArray[np.float64]
-Columns: TypeAlias = Mapping[str, Floats]
+Columns: TypeAlias = Mapping[str, NDArray[np.float64]]
 
 
 def inputs_of(section: MutationFitSection, variants: Sequence[Variant], scorer: Any, columns: Columns) -> Inputs:
@@ -149,8 +148,10 @@ def read_fitted(source: str) -> Fitted | None:
     located = find_model(source)
     if located.task != TASK:
         return None
-    parse = partial(Fitted.model_validate, context=stored_in(located.folder))
-    fitted = read_settings_of(located.folder / _FILE, "fitted model", parse)
+    context = stored_in(located.folder)
+    fitted = read_settings_of(
+        located.folder / _FILE, "fitted model", lambda content: Fitted.model_validate(content, context=context)
+    )
     if fitted.section.features != "embeddings":
         return fitted
     ends = np.cumsum([len(part.mutants) for part in fitted.proteins])
@@ -288,14 +289,10 @@ def fit_table(
 def _complete_rows(table: MutantTable, section: MutationFitSection) -> NDArray[np.int64]:
     """Return the mutants with a value in each column, and count the others. Raises DataError if a protein has few."""
     # Without the wild type, which has no mutations to learn from and belongs to no fold by position.
-    mutated_N = np.array([variant.mutant != WILD_TYPE for variant in table.variants])
-    complete_N = mutated_N.copy()
-    for column, values_N in table.numbers.items():
-        is_missing_N = np.isnan(values_N)
-        complete_N &= ~is_missing_N
-        count = int((is_missing_N & mutated_N).sum())
-        table.counts[f"mutant{{s}} without a value in column {column!r} left out"] = count
-    rows = np.flatnonzero(complete_N)
+    mutated = pd.DataFrame(table.numbers)[[variant.mutant != WILD_TYPE for variant in table.variants]]
+    for column, count in mutated.isna().sum().items():
+        table.counts[f"mutant{{s}} without a value in column {column!r} left out"] = int(count)
+    rows = mutated.dropna().index.to_numpy()
     sizes = Counter(table.variants[row].protein.name for row in rows) or {"": 0}
     name, fewest = min(sizes.items(), key=lambda item: item[1])
     if fewest < _MIN_ROWS:

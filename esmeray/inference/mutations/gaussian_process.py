@@ -14,7 +14,6 @@ Shape legend: N mutants, M inducing points, P weights.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -209,11 +208,10 @@ def _level_and_spread(measured_N: Floats) -> tuple[float, float]:
     return float(measured_N.mean()), float(measured_N.std()) or 1.0
 
 
-def learn(features: Features, measured_N: Floats, replicates_N: Floats | None = None) -> Weights:
+def learn(features: Features, measured_N: Floats, replicates_N: Floats) -> Weights:
     """Learn the weights with the highest posterior; the prior's weights if nothing is measured."""
     rows = sampled(len(measured_N), _LEARNING)
     features = features[rows]
-    replicates_N = np.ones(len(rows)) if replicates_N is None else replicates_N[rows]
     level, spread = _level_and_spread(measured_N)
     targets_N = (measured_N[rows] - level) / spread - _expected(features)
     terms = kernels(features, features)
@@ -222,7 +220,7 @@ def learn(features: Features, measured_N: Floats, replicates_N: Floats | None = 
     if not len(rows):
         return {name: _EXPECTED[name] for name in names}
     optimum = minimize(
-        partial(_negative_log_posterior, [*terms.values()], targets_N, start_P, replicates_N=replicates_N),
+        lambda logs_P: _negative_log_posterior([*terms.values()], targets_N, start_P, logs_P, replicates_N[rows]),
         start_P,
         jac=True,
         method="L-BFGS-B",

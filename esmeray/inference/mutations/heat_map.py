@@ -1,6 +1,5 @@
 """Heat map of the scores of all single mutants of a protein. Shape legend: L residues, N mutants."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +8,20 @@ from numpy.typing import NDArray
 
 from esmeray.common.figure_style import INK, picture
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
-from esmeray.inference.mutations.variants import Mutation, Protein
+from esmeray.inference.mutations.variants import Protein
 
 _PANEL_POSITIONS = 100
 
 
-def draw_scan(
-    path: Path, protein: Protein, mutations: Sequence[Mutation], scores_N: NDArray[np.float64], title: str
-) -> None:
-    """Draw a column per position and a row per amino acid. The wild type is a dot. Long proteins are wrapped."""
+def draw_scan(path: Path, protein: Protein, scores_N: NDArray[np.float64], title: str) -> None:
+    """Draw a column per position and a row per amino acid. The wild type is a dot. Long proteins are wrapped.
+
+    ``scores_N``: scores of :meth:`Protein.singles`, in their order.
+    """
     length = len(protein.sequence)
     # NaN is not drawn: a position whose wild type is not an amino acid has no mutants and stays grey.
     scores_20L = np.full((len(AMINO_ACIDS), length), np.nan)
+    mutations = [mutant.mutations[0] for mutant in protein.singles()]
     for mutation, score in zip(mutations, scores_N.tolist(), strict=True):
         scores_20L[AMINO_ACIDS.index(mutation.mutant), mutation.offset] = score
     starts = range(0, length, _PANEL_POSITIONS)

@@ -84,7 +84,12 @@ class Scorer:
             # Wild types are the first rows, so that a resumed job does not compute them again.
             sequences = wild_types + [variant.sequence() for variant in variants]
             sums_N1 = self._rows(
-                "pseudo", sequences, longest * width, lambda items: self.log_likelihoods(items)[:, None]
+                "pseudo",
+                sequences,
+                longest * width,
+                lambda texts: pseudo_log_likelihoods(
+                    self._model, self._model.tokenize(texts), self.max_length, self._tokens
+                )[:, 1:2],
             )
             return sums_N1[len(wild_types) :, 0] - sums_N1[numbers_N, 0]
         if whole:
@@ -119,10 +124,12 @@ class Scorer:
             raise ConfigError(
                 f"features embeddings: a sequence has more than {self.facts.longest:,} residues; use one_hot"
             )
-        return self._rows("embeddings", sequences, longest, self._embed)
-
-    def _embed(self, sequences: Sequence[str]) -> NDArray[np.float64]:
-        return np.asarray(self._model.embed(sequences, tokens=self._tokens), np.float64)
+        return self._rows(
+            "embeddings",
+            sequences,
+            longest,
+            lambda texts: np.asarray(self._model.embed(texts, tokens=self._tokens), np.float64),
+        )
 
     def log_probabilities(
         self, sequences: Sequence[str], wanted_M2: NDArray[np.int64], masked: bool
@@ -134,13 +141,6 @@ class Scorer:
         """
         windows = Windows(self._model, self._model.tokenize(sequences), wanted_M2, masked, self.max_length)
         return log_probabilities(self._model, windows, self._tokens)[:, self._columns]
-
-    def log_likelihoods(self, sequences: Sequence[str]) -> NDArray[np.float64]:
-        """(N,) pseudo-log-likelihoods (Salazar et al. 2020, equation 1).
-
-        The sum over a sequence's amino acids of log p of each, when it alone is masked.
-        """
-        return pseudo_log_likelihoods(self._model, self._model.tokenize(sequences), self.max_length, self._tokens)[:, 1]
 
     def _rows(
         self,

@@ -111,14 +111,10 @@ def summary_lines(by_protein: Mapping[str, dict[str, Any]]) -> list[str]:
         return metrics_lines(next(iter(by_protein.values())))
     table = metrics_table(by_protein)
     table.loc["mean"] = table.mean()
-    texts = table.map(_rounded)
+    texts = table.map("{:.3f}".format).mask(table.isna(), "–")
     texts["mutants"] = table["mutants"].map("{:,.0f}".format)
     rows = [[str(name), *cells] for name, *cells in texts.itertuples(name=None)]
     return [*table_lines(["protein", *texts.columns], rows), ""]
-
-
-def _rounded(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.3f}"
 
 
 def _top_recall(scores_N: Floats, measured_N: Floats) -> float:

@@ -321,9 +321,8 @@ def _text(value: Any, keep: Sequence[str] = ()) -> str:
     return "" if is_missing(text, keep) else text
 
 
-def write_scores(path: Path, final_name: str, columns: Any) -> None:
-    """Write columns in the format of the suffix of ``final_name``; NaN is an empty value."""
-    table = pd.DataFrame(columns)
+def write_scores(path: Path, final_name: str, table: pd.DataFrame) -> None:
+    """Write a table in the format of the suffix of ``final_name``; NaN is an empty value."""
     if final_name.endswith(".parquet"):
         table.to_parquet(path, index=False)
     else:

@@ -35,10 +35,9 @@ def folds(
 ) -> NDArray[np.int64]:
     """(N,) fold of each mutant: random, as whole groups if there are any, or by position.
 
-    Positions are ranked among the mutated positions.
+    Positions are ranked among the mutated positions. Folds by position alternate (modulo) or are segments (contiguous).
 
-    Folds by position alternate (modulo) or are segments (contiguous). Raises ConfigError for groups or several
-    mutations in folds by position, and for too few positions.
+    Raises ConfigError for groups or several mutations in folds by position, and for too few positions.
     """
     if kind == "rest":
         return np.zeros(len(mutants), np.int64)
@@ -151,11 +150,9 @@ def predictions(
 
 
 def draw_learning_curves(path: Path, evaluated: Evaluations) -> None:
-    """Draw Spearman's coefficient by the number of training mutants, one panel per kind of fold.
+    """Draw Spearman's coefficient by the number of training mutants, a panel per kind of fold.
 
-    It is averaged over proteins.
-
-    If no size is given, nothing is drawn.
+    It is averaged over proteins. If no size is given, nothing is drawn.
     """
     means = [
         (key.split()[1:3], metrics_table(parts).filter(like="spearman").mean()) for key, parts in evaluated.items()

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS
 
-_COLUMNS = {letter: column for column, letter in enumerate(AMINO_ACIDS)}
 _SAME = "="
 _NAMES = "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU MET ASN PRO GLN ARG SER THR VAL TRP TYR TER"
 _LETTERS = dict(zip(_NAMES.split(), AMINO_ACIDS + "*", strict=True))
@@ -240,7 +239,10 @@ def marginal_scores(mutants: Sequence[Sequence[Mutation]], logs_L20: NDArray) ->
     offset.
     """
     gains = [
-        sum(logs_L20[offset, _COLUMNS[mutant]] - logs_L20[offset, _COLUMNS[wild]] for wild, offset, mutant in mutations)
+        sum(
+            logs_L20[offset, AMINO_ACIDS.index(mutant)] - logs_L20[offset, AMINO_ACIDS.index(wild)]
+            for wild, offset, mutant in mutations
+        )
         for mutations in mutants
     ]
     return np.array(gains, np.float64)

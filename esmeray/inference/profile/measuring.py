@@ -8,10 +8,9 @@ Shape legend: N texts.
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -364,14 +363,14 @@ def measure_batches(
     shuffled = [texts[index] for index in np.random.default_rng(0).permutation(len(texts)).tolist()]
     for size in settings.batch_sizes:
         show(f"batch size {size}")
-        batches = _batches(shuffled, size)
+        endless = cycle(shuffled)
         try:
             for _ in range(WARMUP_RUNS):
-                _measured(subject, next(batches))
+                _measured(subject, [*islice(endless, size)])
             if on_cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             resident = MemoryMeter(torch.device("cpu"))  # created after the warm-up, to measure this size's peak
-            measured = [_measured(subject, next(batches)) for _ in range(RUNS)]
+            measured = [_measured(subject, [*islice(endless, size)]) for _ in range(RUNS)]
         except ResourceError:
             rows.append({"batch_size": size, "error": "out of memory", "runs": []})
         else:
@@ -406,16 +405,9 @@ def _summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def _distribution(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation (0 for a single value) and percentiles."""
+    """Mean, standard deviation and percentiles."""
     return {
-        "mean": fmean(values),
-        "std": stdev(values) if len(values) > 1 else 0.0,
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values, ddof=1)),
         **{f"p{percent}": float(np.percentile(values, percent)) for percent in (5, 50, 95, 99)},
     }
-
-
-def _batches(texts: Sequence[str], size: int) -> Iterator[list[str]]:
-    """Yield batches endlessly, in order."""
-    endless = cycle(texts)
-    while True:
-        yield [*islice(endless, size)]

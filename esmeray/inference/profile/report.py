@@ -9,7 +9,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from esmeray.common.figure_style import BLUE, GREY, ORANGE, RED, legend, picture, style
 
-Row = Mapping[str, Any]
 _PANELS = (
     ("Latency per sample (ms)", "latency_per_sample_ms", ("p50", "p95", "p99", "mean")),
     ("Throughput (samples/s)", "samples_per_s", ()),
@@ -75,31 +74,34 @@ def _stage_lines(profile: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _batch_lines(measured: Mapping[str, Any]) -> Iterator[str]:
-    unit, rows, name = measured["unit"], measured["rows"], measured["unit"].replace("_", " ")
+    rows = measured["rows"]
     done = [row for row in rows if not row["error"]]
     if done:
         # Latency at the smallest batch matters for serving, maximum throughput for embedding.
         fastest = max(done, key=lambda row: row["samples_per_s"])
-        smallest = min(done, key=lambda row: row[unit])
+        smallest = min(done, key=lambda row: row["batch_size"])
         alone = smallest["latency_per_sample_ms"]
-        yield f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms ({name} {smallest[unit]:,})"
+        yield (
+            f"Latency per sample: {alone['mean']:,.2f} ms, p95 {alone['p95']:,.2f} ms "
+            f"(batch size {smallest['batch_size']:,})"
+        )
         yield (
             f"Highest throughput: {fastest['samples_per_s']:,.1f} samples/s ({fastest['tokens_per_s']:,.0f} tokens/s) "
-            f"at {name} {fastest[unit]:,}"
+            f"at batch size {fastest['batch_size']:,}"
         )
-    head = (name, "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
-    for cells in (head, *(_cells(unit, row) for row in rows)):
+    head = ("batch size", "ms/sample", "p95", "ms/batch", "p95", "p99", "samples/s", "CPU MB", "GPU MB")
+    for cells in (head, *map(_cells, rows)):
         yield "  ".join(f"{cell:>10}" for cell in cells).rstrip()
 
 
-def _cells(unit: str, row: Row) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     if row["error"]:
-        return f"{row[unit]:,}", row["error"]
+        return f"{row['batch_size']:,}", row["error"]
     sample, batch = row["latency_per_sample_ms"], row["latency_per_batch_ms"]
     times = [f"{ms:,.2f}" for ms in (sample["mean"], sample["p95"], batch["mean"], batch["p95"], batch["p99"])]
     cpu_mb, gpu_mb = row["cpu_memory_peak_mb"], row["gpu_memory_peak_mb"]
     gpu_memory = "-" if gpu_mb is None else f"{gpu_mb:,.0f}"
-    return f"{row[unit]:,}", *times, f"{row['samples_per_s']:,.1f}", f"{cpu_mb:,.0f}", gpu_memory
+    return f"{row['batch_size']:,}", *times, f"{row['samples_per_s']:,.1f}", f"{cpu_mb:,.0f}", gpu_memory
 
 
 def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
@@ -119,10 +121,9 @@ def draw_stages(path: Path, profile: Mapping[str, Any], title: str) -> None:
 
 def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Draw six panels over the batch sizes. Without a GPU the panel of its memory is empty."""
-    unit = measured["unit"]
     with picture(path, 13, 7.2, title) as figure:
         done = [row for row in measured["rows"] if not row["error"]]
-        sizes = [row[unit] for row in done]
+        sizes = [row["batch_size"] for row in done]
         for axes, (name, key, lines) in zip(figure.subplots(2, 3).ravel(), _PANELS, strict=True):
             style(axes, name)
             for line, colour in zip(lines or ("",), (BLUE, ORANGE, RED, GREY), strict=False):
@@ -135,7 +136,7 @@ def draw_batches(path: Path, measured: Mapping[str, Any], title: str) -> None:
             axes.xaxis.set_minor_locator(NullLocator())
             axes.margins(x=0.06, y=0.08)
             # From 0, because otherwise a difference of 2 % would look large.
-            axes.set(ylim=(0, None), xlabel=unit.replace("_", " "))
+            axes.set(ylim=(0, None), xlabel="batch size")
             legend(axes)
 
 
@@ -146,7 +147,6 @@ def _values(rows: Iterable[Mapping[str, Any]], key: str, entry: str) -> list[Any
 
 def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
     """Draw all metrics of all batch sizes as numbers, from red (worst of its row) to green (best)."""
-    unit = measured["unit"]
     done = [row for row in measured["rows"] if not row["error"]]
     # Without a GPU its row would be empty.
     lines = [line for line in _HEATMAP if done and done[0][line[1]] is not None]
@@ -161,9 +161,9 @@ def draw_heatmap(path: Path, measured: Mapping[str, Any], title: str) -> None:
             axes.imshow(goodness, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", alpha=0.6)
         for (line, column), value in np.ndenumerate(values):
             axes.text(column, line, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", ha="center", va="center")
-        axes.set(xticks=range(len(done)), xticklabels=[f"{row[unit]:,}" for row in done])
+        axes.set(xticks=range(len(done)), xticklabels=[f"{row['batch_size']:,}" for row in done])
         axes.set(yticks=range(len(lines)), yticklabels=[name for name, *_ in lines])
-        axes.set_xlabel(f"{unit.replace('_', ' ')} (green: the best of its line)")
+        axes.set_xlabel("batch size (green: the best of its line)")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
 

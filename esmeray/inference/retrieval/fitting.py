@@ -10,7 +10,6 @@ vector.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,17 +30,6 @@ _PENALTY = 0.01
 """Ridge penalty of the regression. The kernel of a protein with itself is 1."""
 
 
-class Fitted(NamedTuple):
-    """The backbone's table, the head, and the leave-one-out accuracy.
-
-    ``named`` is the share of proteins with relatives whose group is predicted correctly from all other proteins.
-    """
-
-    table: Tensor
-    head: RelativesHead
-    named: float
-
-
 def fit(
     sequences: Sequence[NDArray[np.uint8]],
     groups_L: NDArray[np.int64],
@@ -49,8 +37,11 @@ def fit(
     channels: int,
     seed: int,
     status: Callable[[str], None],
-) -> Fitted:
+) -> tuple[Tensor, RelativesHead, float]:
     """Learn the groups, numbered from 0, of these ASCII sequences. ``features`` and ``channels`` are maximum numbers.
+
+    Return the backbone's table, the head, and the leave-one-out accuracy: the share of proteins with relatives whose
+    group is predicted correctly from all other proteins.
 
     Memory is the larger of about 400,000 L and 12 L² bytes.
     """
@@ -88,7 +79,7 @@ def fit(
     coefficients_LC = coefficients_LG @ axes_GG[:, :channels]
     # The last row is for positions without a k-mer.
     table = functional.pad(_turned(axes_FD.T, turn_RR.T).T, (0, 0, 0, 1))
-    return Fitted(table, RelativesHead(mean_F @ axes_FD, learnt_LD, coefficients_LC), float(named))
+    return table, RelativesHead(mean_F @ axes_FD, learnt_LD, coefficients_LC), float(named)
 
 
 def _turn() -> Tensor:

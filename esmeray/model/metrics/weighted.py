@@ -132,7 +132,7 @@ class _Classes:
         every_N = np.ones(len(targets_N), dtype=bool)
         self._rankings = [Ranking(probabilities_NC[:, c], targets_N == c, every_N) for c in ranked]
         confidences_N1, right_N1 = probabilities_NC.max(axis=1, keepdims=True), self._right_N[:, None]
-        self._calibration = _Calibration(confidences_N1, right_N1, np.ones_like(right_N1))
+        self._calibration = CalibrationError(confidences_N1, right_N1, np.ones_like(right_N1))
 
     def __call__(self, weights_N: Floats) -> Metrics:
         hits_C = self._sums(self._targets_N, weights_N * self._right_N)
@@ -164,7 +164,7 @@ class _Labels:
         self._size_NC = predicted_NC.astype(np.float64) + truth_NC
         columns = zip(probabilities_NC.T, truth_NC.T, known_NC.T, strict=True)
         self._rankings = [Ranking(*column) for column in columns if column[1].any()]
-        self._calibration = _Calibration(probabilities_NC, truth_NC, known_NC)
+        self._calibration = CalibrationError(probabilities_NC, truth_NC, known_NC)
         self._fmax = _Fmax(probabilities_NC, truth_NC, known_NC)
 
     def __call__(self, weights_N: Floats) -> Metrics:
@@ -179,7 +179,7 @@ class _Labels:
         }
 
 
-class _Calibration:
+class CalibrationError:
     """Expected calibration error: gaps between confidence and outcome per bin, weighted by the bins' sizes."""
 
     def __init__(self, confidences_NC: Floats, outcomes_NC: NDArray[np.bool_], known_NC: NDArray[np.bool_]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, EsmerayError
-from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.search import open_index
 from esmeray.service.contract import AboutIndex, Reply
 from esmeray.service.replicas.batcher import Item, TokenBatcher
 from esmeray.service.replicas.replica import Replica, first_record, set_up_process

@@ -44,31 +44,29 @@ def main(model: ModelPath, predict: ClassifyPredictSection, writer: OutputWriter
         raise ConfigError(f"--predict.output {output}: must end in {' or '.join(SUFFIXES)}")
     target = target_path(output, writer.overwrite)
     writer.refuse_file(target)
-    begun = opened_classification(model, predict, overrides)
+    pipeline, stream, chunks, separator = opened_classification(model, predict, overrides)
     from esmeray.inference.classify.prediction_table import predict_all, writing_predictions  # here: they load torch
 
     start_s = time.perf_counter()  # the rate excludes loading the model
-    space = begun.pipeline.label_space
+    space = pipeline.label_space
     # Written chunk by chunk, so that predictions of a large file need not fit into memory.
     with (
         writer.file(target) as building,
-        writing_predictions(
-            building, output.name, space, begun.separator, with_sets=predict.coverage is not None
-        ) as write,
+        writing_predictions(building, output.name, space, separator, with_sets=predict.coverage is not None) as write,
     ):
-        records, cropped, unknown = predict_all(begun.pipeline, begun.chunks, write)
+        records, cropped, unknown = predict_all(pipeline, chunks, write)
     publish(output)  # uploads the local file if the output is a URI
     seconds = time.perf_counter() - start_s
     print(
         f"{uri_of(output) or output}: {counted(records, 'prediction{s}')} in {seconds:.1f} s "
-        f"({records / seconds:,.0f}/s, {begun.pipeline.model.device}, {begun.pipeline.model.facts.precision})"
+        f"({records / seconds:,.0f}/s, {pipeline.model.device}, {pipeline.model.facts.precision})"
     )
     if cropped:
         print(
-            f"  {cropped:,} longer than {begun.pipeline.max_length:,} tokens, cropped ({begun.pipeline.crop}); "
+            f"  {cropped:,} longer than {pipeline.max_length:,} tokens, cropped ({pipeline.crop}); "
             "to use more, raise --data.max_length"
         )
     # The share of unknown tokens was checked chunk by chunk; this line reports the total.
     if unknown:
-        print(f"  {begun.pipeline.model.facts.unknown.line(unknown, 2 * unknown.total())}")
-    print("\n".join(f"  {line}" for line in count_lines(begun.stream.counts)))
+        print(f"  {pipeline.model.facts.unknown.line(unknown, 2 * unknown.total())}")
+    print("\n".join(f"  {line}" for line in count_lines(stream.counts)))

@@ -85,8 +85,8 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
         free = memory_of_this_machine().available
         if needed > free:
             raise ConfigError(
-                f"--fit.learnt: fitting {records.size:,} proteins needs {needed / 1000000000.0:.1f} GB of "
-                f"memory, but only {free / 1000000000.0:.1f} GB are free; give a smaller number"
+                f"--fit.learnt: fitting {records.size:,} proteins needs {needed / 1e9:.1f} GB of "
+                f"memory, but only {free / 1e9:.1f} GB are free; give a smaller number"
             )
         from esmeray.inference.retrieval.fitting import fit as fitted_to  # here: it loads torch
         from esmeray.model.export.relatives import write_relatives
@@ -94,11 +94,11 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
         _, learnt_groups = np.unique(groups[records], return_inverse=True)
         with status_line() as status:
             sequences = [store.sequence(record) for record in records.tolist()]
-            fitted = fitted_to(sequences, learnt_groups, FEATURES, CHANNELS, fit.seed, status)
-        write_relatives(fitted.table, fitted.head, store.sequence_hashes[records], fit.output, overwrite)
+            table, head, named = fitted_to(sequences, learnt_groups, FEATURES, CHANNELS, fit.seed, status)
+        write_relatives(table, head, store.sequence_hashes[records], fit.output, overwrite)
     print(
         f"{fit.output}: {counted(records.size, 'protein{s}')} in "
-        f"{counted(learnt_groups.max() + 1, 'group{s}')}; {fitted.named:.1%} of proteins with relatives are "
+        f"{counted(learnt_groups.max() + 1, 'group{s}')}; {named:.1%} of proteins with relatives are "
         "assigned correctly (leave-one-out)"
     )
     run = f"embed run --embed.models {fit.output} --embed.outputs relatives --embed.input proteins.fasta"

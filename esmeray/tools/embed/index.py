@@ -20,7 +20,7 @@ from pydantic import Field
 
 from esmeray.common.remote import uri_of
 from esmeray.common.text import counted
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.build import IndexSection, build_index
 from esmeray.run_folder.section import StorageSection
 from esmeray.tools.grammar import OutputWriter, command
 
@@ -33,8 +33,6 @@ def main(
     writer: OutputWriter,
 ) -> None:
     storage.apply()
-    from esmeray.inference.index.build import build_index  # here: a mistake in the command needs none of it
-
     built = build_index(vectors, **dict(index), overwrite=writer.overwrite)
     manifest = built.manifest
     known = f", {built.known:,} already present (same ids)" if built.known else ""

@@ -5,9 +5,11 @@ intervals. Metrics that end in _w weight terms by information accretion. Values 
 annotations or terms of interest they agree with CAFA 5 and 6. --evaluate.output writes a folder with evaluation.json,
 curves.tsv and curves.png.
 
-With --evaluate.input, evaluates the conformal sets of a run, of coverage 0.9: their coverage and mean size, also by the
-bits per residue of the best hit. --evaluate.calibrate true calibrates the run with these proteins first, in place of
-its held-out ones. The coverage of the calibrating proteins themselves is then 0.9 by construction.
+With --evaluate.input, evaluates a run: the coverage and mean size of its conformal sets of coverage 0.9, also by the
+bits per residue of the best hit, and the expected calibration error of the ranker's scores and of the calibrated
+probabilities, also by the frequency of the terms. --evaluate.output writes both tables and reliability curves.
+--evaluate.calibrate true calibrates the run with these proteins first, in place of its held-out ones. The coverage of
+the calibrating proteins themselves is then 0.9 by construction.
 
 Examples:
   esmeray function evaluate predictions.tsv --evaluate.truth truth.tsv --evaluate.ontology go-basic.obo
@@ -58,19 +60,39 @@ def main(
 ) -> None:
     if evaluate.ia and evaluate.ia_from:
         raise ConfigError("--evaluate.ia and --evaluate.ia_from are mutually exclusive; give one")
-    if evaluate.input:
-        from esmeray.inference.function.prediction import evaluate_sets  # here: it loads torch
-
-        sets = evaluate_sets(predictions, evaluate)
-        for keys in ["aspect"], ["aspect", "bits"]:
-            print(sets.groupby(keys, observed=True).agg(**_SETS_SHOWN).to_string(float_format="{:.3f}".format))
-        return
     writer.refuse_existing(evaluate.output)
+    if evaluate.input:
+        _evaluate_run(predictions, evaluate, writer)
+        return
     evaluations = _evaluated(predictions, evaluate)
     _print(evaluations)  # before writing the folder, which may fail
     if evaluate.output is not None:
         with writer.folder(evaluate.output) as building:
             _write(building, evaluations, evaluate)
+
+
+def _evaluate_run(run: Path, section: EvaluateTermsSection, writer: OutputWriter) -> None:
+    # Here: they load torch and matplotlib.
+    from esmeray.inference.classify.plots import draw_reliability
+    from esmeray.inference.function.prediction import evaluate_sets
+    from esmeray.inference.function.sets import calibration_errors
+
+    sets, pairs = evaluate_sets(run, section)
+    tables = {}
+    for keys in ["aspect"], ["aspect", "bits"], ["aspect", "frequency"]:
+        if keys[-1] in sets:
+            tables[f"sets_by_{keys[-1]}"] = sets.groupby(keys, observed=True).agg(**_SETS_SHOWN)
+        errors = pairs.groupby(keys, observed=True)[["score", "probability", "is_true"]].apply(calibration_errors)
+        tables[f"probabilities_by_{keys[-1]}"] = errors.astype({"terms": int})
+    for table in tables.values():
+        print(table.to_string(float_format="{:.3f}".format))
+    if section.output is not None:
+        with writer.folder(section.output) as building:
+            for name, table in tables.items():
+                table.to_csv(building / f"{name}.tsv", sep="\t", lineterminator="\n")
+            for aspect, own in pairs.groupby("aspect"):
+                shown = (own[name].to_numpy()[:, None] for name in ("score", "is_true", "probability"))
+                draw_reliability(building / f"reliability_{aspect}.png", *shown)
 
 
 def _evaluated(predictions: Path, section: EvaluateTermsSection) -> dict[str, Evaluation]:

@@ -77,13 +77,13 @@ def _write(profile: Mapping[str, Any], folder: Path) -> list[str]:
         measured = profile["batch_sizes"]
         draw_batches(folder / "batches.png", measured, title)
         draw_heatmap(folder / "heatmap.png", measured, title)
-        unit = measured["unit"]
-        names = [unit, "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
+        names = ["batch_size", "run", "sequences", "batch_tokens", "ms", "ms_per_sample", "error"]
         rows: list[dict[str, Any]] = []
         for row in measured["rows"]:
             if row["error"]:  # out of memory: the row names the first batch size that failed
-                rows.append({unit: row[unit], "error": row["error"]})
-            rows += [{unit: row[unit], "run": number, **run} for number, run in enumerate(row["runs"], 1)]
+                rows.append({"batch_size": row["batch_size"], "error": row["error"]})
+            size = row["batch_size"]
+            rows += [{"batch_size": size, "run": number, **run} for number, run in enumerate(row["runs"], 1)]
         # dtype object keeps integers as integers in columns with missing values.
         pd.DataFrame(rows, columns=names, dtype=object).to_csv(folder / "batches.csv", index=False, lineterminator="\n")
     return lines

@@ -91,7 +91,7 @@ def beside(config: Config, store: Path) -> Iterator[Config]:
     if config.data.predictions.model is None:
         yield config
         return
-    from esmeray.inference.folding.ahead import predicting, sequences_in_order
+    from esmeray.inference.folding.job import predicting, sequences_in_order
 
     wanted = partial(
         sequences_in_order, store, config.data, config.model.diffusion, config.batch, config.training, config.run.seed

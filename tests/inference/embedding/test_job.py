@@ -14,8 +14,8 @@ from esmeray.dataset.embeddings.manifest import read_manifest
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.store.conversion import convert
-from esmeray.inference.embedding.assembly import Assembly
 from esmeray.inference.embedding.job import run_job
+from esmeray.inference.embedding.model_job import ModelJob
 from esmeray.inference.models.model import Model
 from tests.damage import flipped
 from tests.dataset.tokenizer_folders import esm
@@ -112,14 +112,14 @@ def test_a_stopped_job_resumes_to_the_same_bytes(tmp_path: Path, caplog):
 
 
 def test_a_shard_that_is_damaged_while_the_job_runs_is_not_assembled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assemble = Assembly.write
+    assemble = ModelJob.assemble
 
-    def damaged(self: Assembly, *given: Any) -> None:
+    def damaged(self: ModelJob, building: Path) -> Any:
         with flipped(partial(job) / "model/mean/00001.safetensors", 8 * 300):
-            assemble(self, *given)
+            return assemble(self, building)
 
     job = request(tmp_path)
-    monkeypatch.setattr(Assembly, "write", damaged)
+    monkeypatch.setattr(ModelJob, "assemble", damaged)
     with pytest.raises(DataError, match=r"00001\.safetensors: damaged: .*; run the same command again"):
         run_job(job)
     assert not job.output.exists()

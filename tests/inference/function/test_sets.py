@@ -4,7 +4,7 @@ from scipy.sparse import csr_array
 
 from esmeray.common.errors import ConfigError
 from esmeray.inference.calibration import thresholds_of
-from esmeray.inference.function.sets import fit_sets, in_sets
+from esmeray.inference.function.sets import calibrated, calibration_errors, fit_sets, in_sets, pairs_of
 
 
 def drawn(proteins: int, seed: int) -> tuple[csr_array, np.ndarray, np.ndarray, np.ndarray]:
@@ -32,3 +32,15 @@ def test_sets_contain_the_share_of_terms_at_each_similarity_in_the_order_of_the_
     assert (np.where(contained & (dense > 0), dense, 2).min(axis=1) >= outside).all()
     with pytest.raises(ConfigError, match="reaches at most"):
         thresholds_of(fit_sets(csr_array(terms), scores, frequency_V * 0, nearest_N), 0.999)
+
+
+def test_probabilities_keep_the_order_of_the_scores_and_halve_their_error():
+    scores, terms, *groups = drawn(2000, 0)
+    calibration = fit_sets(csr_array(terms), scores, *groups)
+    scores, terms, *groups = drawn(4000, 1)
+    errors = calibration_errors(pairs_of(csr_array(terms), scores, *groups, calibration))
+    assert errors["error_of_probability"] < errors["error_of_score"] / 2
+    assert (np.diff(calibrated(scores, calibration).data[scores.data.argsort()]) >= 0).all()
+    for unlearnable in (csr_array(terms | True), scores), (csr_array(terms), scores * 0):
+        probabilities = calibrated(scores, fit_sets(*unlearnable, *groups)).data
+        assert ((probabilities > 0) & (probabilities <= 1)).all()

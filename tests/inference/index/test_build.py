@@ -16,9 +16,8 @@ from esmeray.common.publishing import MADE_FILE, RECORD_FILE
 from esmeray.dataset.embeddings import arrays
 from esmeray.dataset.embeddings.manifest import INDEX_FILE
 from esmeray.inference.index import build
-from esmeray.inference.index.build import make_index
-from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.build import IndexSection, make_index
+from esmeray.inference.index.search import open_index
 from tests.collisions import hashes_of_one_bit
 from tests.damage import killed_in_piece, refuse_silence
 from tests.embeddings import make_embeddings, random_vectors
@@ -82,7 +81,7 @@ def test_blocks_of_ids_do_not_change_an_index(sources, tmp_path, monkeypatch):
     for source in sources:
         ids = pq.read_table(source / INDEX_FILE)
         pq.write_table(ids, source / INDEX_FILE, row_group_size=30)
-    monkeypatch.setattr("esmeray.inference.index.rows.INDEX_ROWS", 70)
+    monkeypatch.setattr("esmeray.inference.index.build.INDEX_ROWS", 70)
     built = make_index([*sources, sources[0]], section(tmp_path / "blocks"))
     assert (built.new, built.known) == (700, 400)
     assert bytes_of(tmp_path / "blocks") == bytes_of(tmp_path / "whole")

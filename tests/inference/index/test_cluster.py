@@ -12,12 +12,11 @@ from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, ResourceError
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.index import build
-from esmeray.inference.index.build import make_index, memory_index
+from esmeray.inference.index.build import IndexSection, make_index, memory_index
 from esmeray.inference.index.cluster import _opened_part, merged, on_cluster
 from esmeray.inference.index.index import best
 from esmeray.inference.index.metric import prepared
-from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.search import open_index
 from tests.embeddings import make_embeddings, random_vectors
 
 pytestmark = pytest.mark.slow

@@ -17,10 +17,9 @@ from esmeray.common.errors import DataError, refuse_special
 from esmeray.common.publishing import MADE_FILE, file_xxh128
 from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, write_arrays, write_checksums
 from esmeray.inference.index import build
-from esmeray.inference.index.build import make_index
-from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.build import IndexSection, make_index
 from esmeray.inference.index.parts import IndexManifest
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.search import open_index
 from tests.damage import same
 from tests.embeddings import make_embeddings, random_vectors
 

@@ -22,10 +22,8 @@ from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.dataset.section import IngestSection
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.inference.embedding.job import run_job
-from esmeray.inference.index.build import make_index
-from esmeray.inference.index.opening import open_index
-from esmeray.inference.index.search import opened_queries
-from esmeray.inference.index.section import IndexSection
+from esmeray.inference.index.build import IndexSection, make_index
+from esmeray.inference.index.search import open_index, opened_queries
 from esmeray.inference.models import model as inference_model
 from esmeray.inference.models import opening
 from esmeray.inference.models.model import Model, run

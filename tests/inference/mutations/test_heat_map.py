@@ -19,7 +19,7 @@ def test_each_score_stands_at_its_position_and_amino_acid(saved_figures: list[Fi
     protein = Protein(sequence, first=24)
     mutations = [mutant.mutations[0] for mutant in protein.singles()]
     scores = np.random.default_rng(0).normal(-1, 2, len(mutations))
-    draw_scan(tmp_path / "map.png", protein, mutations, scores, "wild$1$.fasta by model, masked")
+    draw_scan(tmp_path / "map.png", protein, scores, "wild$1$.fasta by model, masked")
     (figure,) = saved_figures
     *panels, bar = figure.axes
     drawn = {}

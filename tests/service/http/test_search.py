@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from esmeray.common.errors import DataError
-from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.search import open_index
 from esmeray.service.client import Client
 from esmeray.service.http.answers import ARROW, NPY
 from esmeray.service.http.models import Call, Models

@@ -9,7 +9,7 @@ import pytest
 from esmeray.common.errors import DataError
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.store.sample import sample_records
-from esmeray.inference.index.opening import open_index
+from esmeray.inference.index.search import open_index
 from esmeray.inference.models.opening import open_model
 from esmeray.inference.retrieval.metrics import in_training
 from esmeray.tools.embed import fit

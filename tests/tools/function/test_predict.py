@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from esmeray.common.command_line import INTERRUPTED
@@ -114,8 +115,12 @@ def test_sets_contain_the_terms_at_the_rate_that_was_asked_for(trained, tmp_path
     evaluate = ["function", "evaluate", copy, "--evaluate.truth", sample / "test.tsv", "--evaluate.input"]
     caplog.clear()
     monkeypatch.setattr(prediction, "COVERAGE", 0.8)  # the sample's proteins have too many new terms for 0.9
-    outcome = command.done(*evaluate, sample / "test.fasta", "--evaluate.calibrate", "true")
-    assert "coverage" in outcome.out
+    written = tmp_path / "evaluation"
+    options_of_run = ("--evaluate.calibrate", "true", "--evaluate.output", written)
+    outcome = command.done(*evaluate, sample / "test.fasta", *options_of_run)
+    assert "coverage" in outcome.out and (written / f"reliability_{name}.png").is_file()
+    errors = pd.read_csv(written / "probabilities_by_aspect.tsv", sep="\t")
+    assert (errors["error_of_probability"] < errors["error_of_score"] + 0.01).all()
     calibrated = json.loads((copy / "function" / f"calibration_{name}.json").read_text())
     assert calibrated["records"] == len(aspect.proteins) and calibrated["fingerprint"] and not calibrated["held_out"]
     command.done(*prediction_of(copy, sample / "test.fasta", output, *options))
