@@ -23,11 +23,10 @@ from esmeray.cluster.nodes import check_nodes, cpus_compute_bf16
 from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, described_nodes, find, local_resources
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import kept_from_children
-from esmeray.common.errors import ResourceError
+from esmeray.common.errors import ResourceError, first_line, shortened
 from esmeray.common.own_folders import ray_folder
 from esmeray.common.publishing import take_lock
 from esmeray.common.remote import VARIABLE
-from esmeray.common.text import first_line, shortened
 from esmeray.installation import PACKAGE, python_path
 
 START_TIMEOUT_S = 300

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import xxhash
 
-from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError, expanded
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError, expanded, first_line
 from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import (
     MADE_FILE,
@@ -50,7 +50,6 @@ from esmeray.common.publishing import (
     take_lock,
     write_atomically,
 )
-from esmeray.common.text import first_line
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,10 @@ from collections.abc import Callable
 
 from esmeray.cluster.placement import LOCAL, find
 from esmeray.cluster.signals import StopSignals
-from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, expanded, reading
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, expanded, first_line, reading
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import MADE_FILE
 from esmeray.common.remote import local_path
-from esmeray.common.text import first_line
 from esmeray.inference.index.parts import INDEX_FILE, read_index_manifest
 from esmeray.inference.models.source import check_model
 from esmeray.model.export.proteinmpnn_weights import published_weights

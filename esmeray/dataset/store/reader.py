@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import FORKED, DataError, ForkedError, UnknownRecordError, expanded, parsing, reading
-from esmeray.common.publishing import disk_full, exclusive, published
-from esmeray.common.verification import check_file
+from esmeray.common.publishing import check_file, disk_full, exclusive, published
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.store import format as layout
 

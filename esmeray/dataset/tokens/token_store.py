@@ -23,8 +23,7 @@ from pydantic import BaseModel
 
 from esmeray.common.errors import DataError, parsing
 from esmeray.common.progress import ProgressCallback, no_progress
-from esmeray.common.publishing import exclusive, file_xxh128, published
-from esmeray.common.verification import check_file
+from esmeray.common.publishing import check_file, exclusive, file_xxh128, published
 from esmeray.dataset.fasta.records import stretches
 from esmeray.dataset.store.format import read_signed, signed_json
 from esmeray.dataset.store.reader import Store

@@ -13,9 +13,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import EsmConfig, EsmForMaskedLM, EsmModel, PreTrainedConfig, PreTrainedModel
 
-from esmeray.common.errors import DataError
-from esmeray.common.text import first_line
-from esmeray.common.verification import verified
+from esmeray.common.errors import DataError, first_line
+from esmeray.common.publishing import verified
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.model.backbones import esm2_network
 from esmeray.model.backbones.architectures import masked_lm_class, model_class, read_config

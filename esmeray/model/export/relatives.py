@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from esmeray.common.errors import parsing
-from esmeray.common.verification import verified
+from esmeray.common.publishing import verified
 from esmeray.dataset.embeddings.manifest import TRAINING_FILE
 from esmeray.model.backbones.base import empty_weights
 from esmeray.model.backbones.gapped_kmers import KmerBackbone

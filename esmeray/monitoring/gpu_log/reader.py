@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from esmeray.common.errors import DataError, reading
-from esmeray.common.text import did_you_mean
+from esmeray.common.errors import DataError, did_you_mean, reading
 from esmeray.dataset.table import csv_rows
 
 TIME, GPU, NAME = "time", "index", "name"

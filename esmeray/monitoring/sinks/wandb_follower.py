@@ -31,8 +31,8 @@ from typing import Any, NamedTuple, NoReturn
 import psutil
 import yaml
 
+from esmeray.common.errors import first_line
 from esmeray.common.remote import local_path
-from esmeray.common.text import first_line
 from esmeray.monitoring.sampling.metric_names import METRICS, RUN_METRICS
 from esmeray.monitoring.section import WandbSection
 from esmeray.run_folder.metrics_log import Record, RunTail, read_metrics

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import amount, did_you_mean, duration
+from esmeray.common.errors import ConfigError, did_you_mean
+from esmeray.common.text import amount, duration
 from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
 from esmeray.run_folder.checkpoints import saved_steps

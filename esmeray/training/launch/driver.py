@@ -29,11 +29,10 @@ from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common import processor
 from esmeray.common.command_line import say, warn
-from esmeray.common.errors import ResourceError
+from esmeray.common.errors import ResourceError, last_line
 from esmeray.common.progress import conversion_bar
 from esmeray.common.publishing import refuse_existing, write_atomically, writing
 from esmeray.common.remote import AT_ONCE_S
-from esmeray.common.text import last_line
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.monitoring.sinks.wandb_run import WandbFollowers
 from esmeray.monitoring.watch.alerts import AlertSink
