@@ -256,7 +256,7 @@ def check_number(
 ) -> None:
     most: int = getattr(limits, unit)
     if number > most:
-        raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; send them in several requests", limit=unit)
+        raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; ask for fewer at once", limit=unit)
 
 
 def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:
