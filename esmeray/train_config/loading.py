@@ -75,6 +75,8 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         refuse_special(path)
         # Composed in addition to loading, because loaded values have no line numbers.
         text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8")
+        if text.lstrip().startswith("{"):  # JSON allows tabs between tokens and forbids them in strings; YAML does not
+            text = text.replace("\t", " ")
         node = yaml.compose(text, Loader=BoundedLoader)
         settings = yaml.load(text, Loader=BoundedLoader)
     except OSError as error:

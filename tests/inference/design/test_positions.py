@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -110,16 +111,17 @@ def test_chains_are_tied_by_their_numbers():
         tied_positions("A,B", structure, (3, 7))
 
 
+WRITERS = st.sampled_from([yaml.safe_dump, json.dumps, partial(json.dumps, indent="\t")])
 LETTER_BIASES = st.dictionaries(st.sampled_from([*AMINO_ACIDS]), st.floats(-5, 5, width=32), max_size=5)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(everywhere=LETTER_BIASES, insertion=LETTER_BIASES, inverted=st.booleans(), is_json=st.booleans())
-def test_biases_add_up_at_the_named_positions(everywhere, insertion, inverted, is_json, tmp_path):
+@given(everywhere=LETTER_BIASES, insertion=LETTER_BIASES, inverted=st.booleans(), written=WRITERS)
+def test_biases_add_up_at_the_named_positions(everywhere, insertion, inverted, written, tmp_path):
     content = {**everywhere, "52A": insertion, "A:-2": {"W": 1}}
     content = dict(reversed(content.items())) if inverted else content
     path = tmp_path / "bias"
-    path.write_text(json.dumps(content) if is_json else yaml.safe_dump(content))
+    path.write_text(written(content))
     bias = bias_of(read_bias(path), "C", AUTHORS)
     expected = np.array([everywhere.get(letter, 0) for letter in AMINO_ACIDS], np.float32)
     at_insertion = expected + [insertion.get(letter, 0) for letter in AMINO_ACIDS]
