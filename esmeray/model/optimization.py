@@ -77,7 +77,6 @@ class PrepackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, fixed_rows: bool) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         self._bias = None if linear.bias is None else linear.bias.detach()
         self._fixed_rows = fixed_rows

@@ -45,14 +45,9 @@ def parameter_groups(
         share = shares.get(parameter, 1.0)
         decays = parameter.ndim > 1
         is_apart = parameter in apart
-        name = "decay" if decays else "no_decay"
-        if is_apart:
-            name = MATRICES
-        if share != 1:
-            name += f"_{share:.6g}"
         group = groups.setdefault(
             (is_apart, share, decays),
-            {"name": name, "params": [], "weight_decay": weight_decay if decays else 0.0, RATE_SHARE: share},
+            {"params": [], "weight_decay": weight_decay if decays else 0.0, RATE_SHARE: share},
         )
         group["params"].append(parameter)
         if is_apart:

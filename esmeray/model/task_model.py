@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError
@@ -79,8 +79,11 @@ class TaskModel(nn.Module, ABC):
         # safetensors does not accept views.
         save_file({name: t.contiguous() for name, t in self.own_state().items()}, path, metadata={"format": "pt"})
 
-    def load_own_weights(self, path: Path) -> None:
-        """Load the file of :meth:`save_own_weights`. Raises DataError if it is damaged or from another model."""
+    def load_own_weights(self, path: Path) -> Self:
+        """Load the file of :meth:`save_own_weights` and return the model.
+
+        Raises DataError if it is damaged or from another model.
+        """
         with parsing(path, "export the model again", SafetensorError):
             state = load_file(verified(path))
         own_shapes = {name: tensor.shape for name, tensor in self.own_state().items()}
@@ -89,6 +92,7 @@ class TaskModel(nn.Module, ABC):
         if {name: tensor.shape for name, tensor in state.items()} != own_shapes:
             raise DataError(f"{path} does not match the settings in its folder; export the model again")
         self.load_state_dict(state, strict=False)
+        return self
 
 
 class Card(NamedTuple):
@@ -112,9 +116,11 @@ class ResidueModel(TaskModel):
 
     backbone: PackedBackbone
 
-    @abstractmethod
     def network(self) -> "PreTrainedModel":
-        """Return a model of transformers that shares the parameters, for saving."""
+        """Return a model of transformers that shares the parameters, for saving; by default, the backbone's."""
+        from esmeray.model.backbones.huggingface_loading import transformers_network  # here: it takes seconds
+
+        return transformers_network(self.backbone.model)
 
     @abstractmethod
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:

@@ -6,7 +6,6 @@ The driver's side is :mod:`esmeray.tasks.plan`; :mod:`esmeray.tasks.registry` fi
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -34,8 +33,7 @@ from esmeray.tasks.section import ModelSection, TaskSettings
 Model = TypeVar("Model", bound=TaskModel)
 
 
-@dataclass(frozen=True)
-class TrainedState:
+class TrainedState(NamedTuple):
     """The trained weights of a checkpoint, ready to export: whole and in fp32, by parameter name.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from esmeray.common.errors import DataError, did_you_mean
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
+from esmeray.model import relatives
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, build_masked_lm, residue_tokenizer
 from esmeray.model.backbones.lora import base_folder, has_adapter, load_adapter
@@ -21,7 +22,6 @@ from esmeray.model.backbones.source import (
     source_type,
     weights_folder,
 )
-from esmeray.model.export import relatives
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.registry import part_named, task_named, task_names
 from esmeray.train_config.section import Weights

@@ -78,6 +78,11 @@ class TaskPlan(ABC):
         backbone = self.model.backbone
         return is_padded(backbone, source_type(backbone))
 
+    @property
+    def trains_adapters(self) -> bool:
+        """Test whether the model has the adapters of model.backbone.lora."""
+        return task_named(self.model.task).lora
+
     @abstractmethod
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
         """Prepare, or find, the data in a folder of stores and return its path. Raises ConfigError or DataError."""

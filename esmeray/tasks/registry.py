@@ -34,6 +34,7 @@ class Task(NamedTuple):
         metrics: labels of the metrics that are shown during training.
         before, after: inference before a run is trained and after it. Both take the sections run, data and the
             task's own; ``before`` returns the task's section as training uses it.
+        lora: the task trains the adapters of model.backbone.lora; otherwise the setting is refused.
         next: commands that use a finished run. ``{run}`` is the folder or URI, ``{name}`` the name, and ``{input}``
             the training sequences.
     """
@@ -46,6 +47,7 @@ class Task(NamedTuple):
     metrics: MetricLabels = {}  # noqa: RUF012 - a NamedTuple's defaults are shared, and this one is never changed
     before: str | None = None
     after: str | None = None
+    lora: bool = True
     next: tuple[str, ...] = ()
 
 

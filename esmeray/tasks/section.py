@@ -1,7 +1,6 @@
 """Settings of the model: the sections that tasks share, and each task's own section."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, create_model
 
@@ -43,8 +42,7 @@ else:
     ModelSection = _with_tasks()
 
 
-@dataclass(frozen=True)
-class TaskSettings:
+class TaskSettings(NamedTuple):
     """The settings of an experiment that its task needs.
 
     Attributes:

@@ -27,7 +27,7 @@ from esmeray.train_config.loading import dump_config, load_settings
 from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import load_config, with_precision
 from esmeray.training.launch.driver import resources_to_plan_with, until_signal
-from esmeray.training.launch.planning import check_stage
+from esmeray.training.launch.planning import check_task
 from esmeray.tuning.records import KEYS, Job
 from esmeray.tuning.results import Results, draw, make_table, nothing_fits, summary, to_set, trial_table, write_best
 from esmeray.tuning.section import TuneConfig
@@ -64,7 +64,7 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     if find(job.config.ray) == LOCAL:
         make_space(job, [*local_resources()])  # checks as much as possible before anything is prepared
     task = task_plan(job.measured.data, job.measured.model)
-    check_stage(task, job.measured.training, job.measured.deepspeed)
+    check_task(task, job.measured.training, job.measured.deepspeed)
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(folder.stores, progress)
     data_tokens = task.measure(store_path).data.tokens

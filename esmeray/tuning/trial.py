@@ -24,8 +24,7 @@ from esmeray.run_folder.checkpoints import Position
 from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.experiment import experiment_class
 from esmeray.training.config import Config
-from esmeray.training.engine.deepspeed_settings import zero_stage
-from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
+from esmeray.training.engine.engine import TrainingEngine, apply_device_settings
 from esmeray.training.engine.step_clock import StepClock
 from esmeray.training.loop.observing import is_fault
 from esmeray.training.loop.schedules import learning_rate
@@ -58,8 +57,7 @@ def measure_on_worker(
     The config has the trial's settings and absolute paths. After a failure other workers may wait for this one in a
     collective forever. Raises EsmerayError if the settings or the data are refused.
     """
-    limit_mib = config.training.cpu_memory_limit_mib
-    meter = MemoryMeter(context.device, None if limit_mib is None else int(limit_mib * 2**20))
+    meter = MemoryMeter(context.device, config.training.cpu_memory_limit_mib)
     meter.free()  # memory left by the previous trial must not count
     try:
         trial = _Trial(context, measurement, ControlGroup(), meter, warmup_steps, on_step)
@@ -72,7 +70,6 @@ def measure_on_worker(
             model = experiment.build_model()
             experiment.open(model, context, trial.control)
             experiment.prepare(model, context, trial.control, brief=True)
-            prepare_layers(model.backbone, training, context.device, zero_stage(training, config.deepspeed))
             rate_shares = experiment.rate_shares(model)
             with closing(TrainingEngine(model, training, config.deepspeed, context.device, rate_shares)) as engine:
                 return trial.run(TrainingWork(engine, training, trial.control), experiment.batches)

@@ -27,7 +27,7 @@ from transformers import (
 
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.tokens.esm import packed_from_tokens, sequence_lengths
-from esmeray.model.backbones.architectures import masked_lm_class, model_class
+from esmeray.model.backbones.huggingface_loading import masked_lm_class, model_class
 from tests.model.support import segments
 
 VOCABULARY_SIZE = 40

@@ -15,13 +15,13 @@ from esmeray.inference.classifier import ClassifierPipeline
 from esmeray.run_folder.checkpoints import CheckpointStore
 from esmeray.run_folder.metrics_log import read_metrics
 from esmeray.run_folder.paths import Outcome, RunFolder
-from esmeray.tasks.classifier import features
+from esmeray.tasks.classifier import experiment
 from esmeray.tasks.classifier.experiment import ClassifierExperiment
 from esmeray.tasks.classifier.plan import ClassifierPlan
 from esmeray.tools.train.export import main as export_command
 from esmeray.train_config.natures import with_absolute_paths
 from esmeray.training.config import Config
-from esmeray.training.launch.planning import check_stage
+from esmeray.training.launch.planning import check_task
 from tests.dataset.tokenizer_folders import prot_bert
 from tests.runs import events, merged, run_folder, tiny_config, train_losses, validations
 from tests.training.runs import prepared, stop_after, train_with
@@ -209,9 +209,16 @@ def test_numbers_of_any_unit_are_learnt_alike(tmp_path, process_group):
         assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-3), name
 
 
-def test_a_metric_that_no_evaluation_has_is_refused_early(table, tmp_path):
-    config = config_of(tmp_path, table, model={"classifier": {"best_metric": "fmax"}})
-    with pytest.raises(ConfigError, match=r"multiclass has no metric 'fmax'; available: .*accuracy"):
+@pytest.mark.parametrize(
+    ("classifier", "message"),
+    [
+        ({"best_metric": "fmax"}, r"multiclass has no metric 'fmax'; available: .*accuracy"),
+        ({"label_weights": "weights.tsv"}, r"label_weights needs data\.labels\.kind multilabel, not multiclass"),
+    ],
+)
+def test_settings_that_do_not_fit_the_labels_are_refused_early(table, tmp_path, classifier, message):
+    config = config_of(tmp_path, table, model={"classifier": classifier})
+    with pytest.raises(ConfigError, match=message):
         plan_of(config).prepare(tmp_path)
     assert not list(tmp_path.rglob("*"))
 
@@ -269,7 +276,7 @@ def test_lists_of_names_train_by_weights_of_labels(tmp_path, process_group, monk
 def test_zero_3_is_refused_for_a_padded_backbone_before_any_worker_starts(table, tmp_path, backbone):
     config = config_of(tmp_path, table, deepspeed={"stage": 3}, model={"backbone": backbone})
     with pytest.raises(ConfigError, match=r"deepspeed\.stage 3: .* use stage 2"):
-        check_stage(plan_of(config), config.training, config.deepspeed)
+        check_task(plan_of(config), config.training, config.deepspeed)
 
 
 def test_sequences_beyond_the_backbones_positions_are_refused_early(table, tmp_path):
@@ -318,7 +325,7 @@ def test_features_are_computed_once_for_all_runs_on_the_same_backbone(table, tmp
         train(config_of(tmp_path / "random windows", table, model=changes["model"]))
     first = config_of(tmp_path, table, **changes)
     train(first)
-    monkeypatch.setattr(features, "write_shard", lambda *_: pytest.fail("features were computed again"))
+    monkeypatch.setattr(experiment, "write_shard", lambda *_: pytest.fail("features were computed again"))
     changes["training"]["learning_rate"] = 1e-3
     second = config_of(tmp_path, table, **changes, run={"name": "second"})
     assert train(second)[0].status == "finished"

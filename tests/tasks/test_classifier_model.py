@@ -128,7 +128,6 @@ def test_metrics_of_numbers_leave_out_unknown_ones():
     [
         ({"kind": "per_residue", "pooling": "max"}, "data.labels.kind per_residue does not pool"),
         ({"pooling": "cls", "around": (0, 1)}, "adds no token before a sequence"),
-        ({"kind": "multilabel", "label_smoothing": 0.1}, "model.classifier.label_smoothing"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):

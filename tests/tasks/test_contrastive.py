@@ -12,7 +12,7 @@ from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.preparation import PreparationSettings
 from esmeray.dataset.labels.store import LabelledStore
 from esmeray.dataset.targets import IGNORED_TARGET, SparseTargets
-from esmeray.tasks.contrastive.data import GroupSource, group_ids, memberships
+from esmeray.tasks.contrastive.experiment import GroupSource, group_ids, memberships
 from esmeray.tasks.contrastive.model import ContrastiveModel, contrastive_losses
 from esmeray.tasks.contrastive.section import ContrastiveSection
 from esmeray.training.config import Config

@@ -2,7 +2,7 @@
 
 Counts of gapped k-mers are soft: a k-mer counts for another one with weight exp(0.3 s), and s is their BLOSUM62
 score. Transforming each residue axis of the counts makes these weights an inner product. The principal components, each
-divided by the fourth root of its variance, are the features of :mod:`esmeray.model.backbones.gapped_kmers`. The groups
+divided by the fourth root of its variance, are the features of :mod:`esmeray.model.relatives`. The groups
 are regressed on these features.
 
 Shape legend: L training proteins, F counts, P patterns, R residues, D channels of features, G groups, C channels of a
@@ -20,9 +20,8 @@ from torch.nn import functional
 from esmeray.alignment.scoring import scoring
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.dataset.tokens.esm import RESIDUE_TABLE, STANDARD_RESIDUES, VOCABULARY
-from esmeray.model.backbones.gapped_kmers import KMERS, PATTERNS, RESIDUES, codes_of
 from esmeray.model.backbones.loading import drawn
-from esmeray.model.heads.relatives import RelativesHead, kernel
+from esmeray.model.relatives import KMERS, PATTERNS, RESIDUES, RelativesHead, codes_of, kernel
 
 _SOFTNESS = 0.3
 _BLOCK = 256

@@ -160,45 +160,33 @@ class _SelfAttention(nn.Module):
         self.dropout = config.attention_probs_dropout_prob
 
 
-class _Dense(nn.Module):
-    """A linear layer, and the dropout before the residual connection."""
-
-    def __init__(self, config: EsmConfig, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(inputs, outputs)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-
-class _Attention(nn.Module):
-    def __init__(self, config: EsmConfig) -> None:
-        super().__init__()
-        self.self = _SelfAttention(config)
-        self.output = _Dense(config, config.hidden_size, config.hidden_size)
-        self.LayerNorm = _norm(config)
+def _dense(config: EsmConfig, inputs: int, outputs: int) -> nn.ModuleDict:
+    """Return a linear layer, and the dropout before the residual connection."""
+    return nn.ModuleDict({"dense": nn.Linear(inputs, outputs), "dropout": nn.Dropout(config.hidden_dropout_prob)})
 
 
 class EsmLayer(nn.Module):
-    """Modules of a layer; the forward is in :mod:`esmeray.model.backbones.esm2`."""
+    """Modules of a layer; the forward is in :mod:`esmeray.model.backbones.esm2`.
+
+    Modules that only hold others are dictionaries, whose entries are attributes, too.
+    """
 
     def __init__(self, config: EsmConfig) -> None:
         super().__init__()
-        self.attention = _Attention(config)
-        self.intermediate = _Dense(config, config.hidden_size, config.intermediate_size)
-        self.output = _Dense(config, config.intermediate_size, config.hidden_size)
+        self.attention = nn.ModuleDict(
+            {
+                "self": _SelfAttention(config),
+                "output": _dense(config, config.hidden_size, config.hidden_size),
+                "LayerNorm": _norm(config),
+            }
+        )
+        self.intermediate = _dense(config, config.hidden_size, config.intermediate_size)
+        self.output = _dense(config, config.intermediate_size, config.hidden_size)
         self.LayerNorm = _norm(config)
 
 
-class _Encoder(nn.Module):
-    def __init__(self, config: EsmConfig) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList([EsmLayer(config) for _ in range(config.num_hidden_layers)])
-        self.emb_layer_norm_after = _norm(config)
-
-
-class _ContactHead(nn.Module):
-    def __init__(self, config: EsmConfig) -> None:
-        super().__init__()
-        self.regression = nn.Linear(config.num_hidden_layers * config.num_attention_heads, 1)
+def _contact_head(config: EsmConfig) -> nn.ModuleDict:
+    return nn.ModuleDict({"regression": nn.Linear(config.num_hidden_layers * config.num_attention_heads, 1)})
 
 
 class EsmModel(nn.Module):
@@ -211,8 +199,9 @@ class EsmModel(nn.Module):
         self.config = config
         self.embeddings = _Embeddings(config)
         self.rotary_embeddings = _Rotary(config) if config.position_embedding_type == "rotary" else None
-        self.encoder = _Encoder(config)
-        self.contact_head = _ContactHead(config)
+        layers = nn.ModuleList(EsmLayer(config) for _ in range(config.num_hidden_layers))
+        self.encoder: Any = nn.ModuleDict({"layer": layers, "emb_layer_norm_after": _norm(config)})
+        self.contact_head = _contact_head(config)
         _draw(self, config)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -259,7 +248,7 @@ class EsmForMaskedLM(nn.Module):
         """
         with empty_weights():  # weights that are read need no initialisation
             network = cls(config)
-        network.esm.contact_head = _ContactHead(config)
+        network.esm.contact_head = _contact_head(config)
         _draw(network.esm.contact_head, config)
         network.lm_head = _LanguageModelHead(config)
         _draw(network.lm_head, config)
@@ -312,14 +301,11 @@ def _norm(config: EsmConfig) -> nn.LayerNorm:
 
 @torch.no_grad()
 def _draw(modules: nn.Module, config: EsmConfig) -> None:
-    """Initialise linear layers and embeddings in transformers' order: children first, in order of creation."""
-
-    def draw(module: nn.Module) -> None:
+    """Initialise linear layers and embeddings in transformers' order, the order of their creation."""
+    for module in modules.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(std=config.initializer_range or 0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
             module.bias.zero_()
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             module.weight[module.padding_idx].zero_()
-
-    modules.apply(draw)

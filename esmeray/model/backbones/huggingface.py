@@ -1,13 +1,12 @@
 """Any architecture of transformers on packed batches.
 
-Architectures listed in :data:`esmeray.model.backbones.architectures.PACKED` never see padding: they use the attention
+Architectures listed in :data:`esmeray.model.backbones.source.PACKED` never see padding: they use the attention
 of :mod:`esmeray.model.attention.packed`, and each token gets its position. Others, T5 among them, get padded batches,
 which are created and removed here.
 
 Shape legend: T tokens in the batch, D channels, G sequences and L tokens of a padded group.
 """
 
-import copy
 import inspect
 from collections.abc import Iterator, Set
 from typing import Any
@@ -17,13 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.attention.packed import PACKED_ATTENTION, packed_attention
-from esmeray.model.backbones.architectures import is_causal
 from esmeray.model.backbones.base import Checkpointing, PackedBackbone
-from esmeray.model.backbones.source import SOURCE_KEY
+from esmeray.model.backbones.source import ALWAYS_PADDED, PACKED, SOURCE_KEY
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
@@ -32,10 +34,13 @@ _GROUP_PADDING = 512
 
 
 class HuggingFaceBackbone(PackedBackbone):
-    """An architecture of transformers with AttentionInterface, on packed batches."""
+    """An architecture of transformers with AttentionInterface, on packed batches. Sets the attention in its config."""
 
     def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
-        _set_packed_attention(model)
+        model.config.chunk_size_feed_forward = 0  # chunking requires a divisor of the number of tokens
+        model.set_attn_implementation(PACKED_ATTENTION)
+        # Any other implementation would attend across sequences.
+        assert model.config._attn_implementation == PACKED_ATTENTION
         super().__init__(model, **settings)
         self.causal = is_causal(model.config)
         self._first_position, reach = _positions(model)
@@ -113,23 +118,26 @@ class PaddedBackbone(PackedBackbone):
         return {layer: states[layer].flatten(0, 1).index_select(0, rows) for layer in layers}
 
 
+def is_causal(config: Any) -> bool:
+    """Test whether a token's features depend on earlier tokens only."""
+    own = getattr(config, "is_causal", None)  # decoders made bidirectional set this
+    if own is not None:
+        return bool(own)
+    kind = config.model_type
+    if kind in PACKED:
+        return PACKED[kind] or bool(getattr(config, "is_decoder", False))  # BERT's classes may be decoders
+    # A decoder has a causal language model in transformers and no masked one.
+    return (
+        kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and kind not in ALWAYS_PADDED
+    )
+
+
 def _states(output: Any, num_layers: int, has_final_norm: bool) -> dict[int, Tensor]:
     """Return hidden states by layer; the last one after the final norm, which transformers' list may lack."""
     states = dict(enumerate(output.hidden_states or ()))
     return {**states, num_layers: output.last_hidden_state} if has_final_norm else states
-
-
-def _set_packed_attention(model: PreTrainedModel) -> None:
-    """Set packed attention for this model only, not for others that share its config."""
-    # The implementation's name is part of the config, which other models of the caller may share.
-    shared = model.config
-    own = copy.deepcopy(shared)
-    own.chunk_size_feed_forward = 0  # chunking requires a divisor of the number of tokens
-    for module in model.modules():
-        if getattr(module, "config", None) is shared:
-            module.config = own  # type: ignore[assignment]
-    model.set_attn_implementation(PACKED_ATTENTION)
-    assert own._attn_implementation == PACKED_ATTENTION  # any other implementation would attend across sequences
 
 
 def _set_checkpointing(model: PreTrainedModel, enabled: Checkpointing) -> None:

@@ -65,7 +65,7 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
             "model.backbone.frozen and model.backbone.lora.rank can't both be set: an adapter already freezes "
             "the other weights"
         )
-    layers = chosen_layers(linear_layers(backbone.model), section.targets)
+    layers = chosen_layers(backbone.model, section.targets)
     from peft import LoraConfig, inject_adapter_in_model  # imported here: it takes seconds, and few runs need it
 
     config = LoraConfig(
@@ -78,23 +78,19 @@ def adapt(backbone: PackedBackbone, section: LoraSection) -> None:
     backbone.lora_export = section.export
 
 
-def linear_layers(model: nn.Module) -> list[str]:
-    """Names of the linear layers that the features of tokens pass through."""
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_conv1d(module)]
-    return [name for name in linear if not set(_WITHOUT_LOSS).intersection(name.split("."))]
-
-
 def _is_conv1d(module: nn.Module) -> bool:
     """Test for GPT-2's linear layers by name: importing their class takes seconds."""
     return type(module).__name__ == "Conv1D"
 
 
-def chosen_layers(layers: list[str], targets: list[str]) -> list[str]:
+def chosen_layers(model: nn.Module, targets: list[str]) -> list[str]:
     """Return the names of the layers to adapt, among the linear layers that token features pass through.
 
     ``targets``: ``attention``, ``all-linear``, or suffixes of layers' names. Raises ConfigError (a target matches no
     linear layer; the message lists them).
     """
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_conv1d(module)]
+    layers = [name for name in linear if not set(_WITHOUT_LOSS).intersection(name.split("."))]
     chosen: dict[str, None] = {}  # ordered, without repeats
     for target in targets:
         ends: tuple[str, ...] = (target,)

@@ -5,7 +5,7 @@
     or adapter_config.json, adapter_model.safetensors  a LoRA adapter, for peft, which names its base
     vocab.txt, tokenizer_config.json  EsmTokenizer, or the tokenizer of the backbone's source
     autoencoder.safetensors, autoencoder_config.json  additional files for ESM2Autoencoder.from_pretrained
-    modules.json ...                  sentence_modules.py: pooling for sentence-transformers
+    modules.json ...                  pooling for sentence-transformers, see write_sentence_modules
     README.md                         model card
     config.yaml                       the run's resolved config
     esmeray_model.json                the task, which tells Esmeray how to open the folder
@@ -15,6 +15,7 @@ The folder is built under a temporary name next to the target, flushed to disk a
 nothing under the final name.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,14 @@ from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model.backbones.lora import base_state, merged_state, write_adapter
 from esmeray.model.export.exported_folder import exported_folder
 from esmeray.model.export.model_card import example_text, model_card, opening_call, python_block
-from esmeray.model.export.sentence_modules import write_sentence_modules
 from esmeray.model.task_model import ResidueModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_MODULES = {"Transformer": "", "WordWeights": "1_WordWeights", "Pooling": "2_Pooling"}
+_ANY_LENGTH = 1_000_000
+"""Maximum length for networks without a limit. Without it the tokenizer would silently truncate at its own length."""
 
 _OPEN_NETWORK = """{peft}from transformers import AutoTokenizer, {opener}
 
@@ -110,3 +114,34 @@ def _card(
     card = model.card(family, size, network_code)
     tags = ["protein", "esm2" if is_esm2 else config.model_type, *card.tags]
     return model_card(card.pipeline_tag, tags, card.description, facts, card.opening)
+
+
+def write_sentence_modules(folder: Path, tokenizer: SequenceTokenizer, channels: int, longest: int | None) -> None:
+    """Write files that make sentence-transformers pool as Esmeray does: mean over residues, without special tokens.
+
+        modules.json                sequence of modules: network, token weights, pooling
+        sentence_bert_config.json   maximum length of the network's input
+        1_WordWeights/config.json   weight 0 for special tokens around a sequence, 1 for other tokens
+        2_Pooling/config.json       mean with these weights
+
+    Without the weights, sentence-transformers would include special tokens in the mean. ``channels``: channels of a
+    vector. ``longest``: maximum number of tokens, including special ones; None for any.
+    """
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (name, path) in enumerate(_MODULES.items())
+    ]
+    around = {tokenizer.tokens[token]: 0.0 for token in (*tokenizer.prefix, *tokenizer.suffix)}
+    contents = {
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": longest or _ANY_LENGTH, "do_lower_case": False},
+        "1_WordWeights/config.json": {
+            "vocab": list(tokenizer.tokens),
+            "word_weights": around,
+            "unknown_word_weight": 1,
+        },
+        "2_Pooling/config.json": {"word_embedding_dimension": channels, "pooling_mode_mean_tokens": True},
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -68,8 +68,9 @@ def task_of(folder: Path) -> str | None:
     manifest = folder / MODEL_FILE
     if not manifest.is_file():
         return None
-    text = TypeAdapter(str)
-    return read_settings_of(manifest, "exported model", lambda settings: text.validate_python(settings["task"]))
+    return read_settings_of(
+        manifest, "exported model", lambda settings: TypeAdapter(str).validate_python(settings["task"])
+    )
 
 
 def read_settings(folder: Path) -> ClassifierSettings:
@@ -77,8 +78,9 @@ def read_settings(folder: Path) -> ClassifierSettings:
 
     Raises DataError if the folder has no classifier, another format version, or damage.
     """
-    parse = partial(ClassifierSettings.model_validate, context=stored_in(folder))
-    return read_settings_of(folder / CONFIG_FILE, "classifier", parse)
+    return read_settings_of(
+        folder / CONFIG_FILE, "classifier", partial(ClassifierSettings.model_validate, context=stored_in(folder))
+    )
 
 
 def write_settings(path: Path, settings: dict[str, Any]) -> None:

@@ -14,10 +14,6 @@ from esmeray.dataset.tokens.base import SequenceTokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-UNKNOWN_LICENSE = "unknown"
-# Keyed by one_token_per_residue: a tokenizer of texts would not split a protein into residues.
-_EXAMPLES = {True: "MKTAYIAKQR", False: "This sentence gets a class."}
-
 
 def model_card(
     pipeline_tag: str | None, tags: list[str], description: str, facts: Mapping[str, Any], opening: str
@@ -35,7 +31,7 @@ def model_card(
     base = str(facts.get("base_model", ""))
     metadata = ModelCardData(
         library_name="transformers",
-        license=facts.get("license", UNKNOWN_LICENSE),
+        license=facts.get("license", "unknown"),
         base_model=base if "/" in base else None,
         pipeline_tag=pipeline_tag,
         tags=["esmeray", *tags],
@@ -82,7 +78,8 @@ def opening_call(network: "PreTrainedModel", source: str) -> tuple[str, str]:
 
 def example_text(tokenizer: SequenceTokenizer) -> str:
     """Example input for AutoTokenizer, with spaces between residues if the vocabulary needs them."""
-    text = _EXAMPLES[tokenizer.one_token_per_residue]
+    # A tokenizer of texts would not split a protein into residues.
+    text = "MKTAYIAKQR" if tokenizer.one_token_per_residue else "This sentence gets a class."
     return " ".join(text) if getattr(tokenizer, "spaced", False) else text
 
 

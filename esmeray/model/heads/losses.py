@@ -17,7 +17,6 @@ from torch.nn import functional
 from esmeray.dataset.section import TargetKind
 from esmeray.dataset.targets import IGNORED_TARGET
 from esmeray.model.backbones.base import Float32Buffers
-from esmeray.model.heads.settings import check_loss
 from esmeray.model.section import ClassifierSection
 
 
@@ -47,8 +46,8 @@ class TargetLoss(Float32Buffers):
     It is cross entropy (Szegedy et al. 2016 for its label smoothing), binary cross entropy for multilabel targets, and
     the squared error for regression.
 
-    The weights are not part of the saved state, because they are computed from the training records and a file. Raises
-    ConfigError if the settings don't match the kind of targets.
+    The weights are not part of the saved state, because they are computed from the training records and a file. The
+    plan has checked that the settings match the kind of targets.
     """
 
     class_weights: Tensor | None
@@ -62,7 +61,6 @@ class TargetLoss(Float32Buffers):
         label_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
-        check_loss(section, kind)
         self.section, self.kind = section, kind
         for name, weights in (("class_weights", class_weights), ("label_weights", label_weights)):
             # A copy, because a buffer is moved and cast, which must not change the caller's tensor.

@@ -1,17 +1,17 @@
-"""Pooling of one vector per token to one vector per sequence.
+"""Pooling of one vector per token to one vector per sequence, without weights or with trainable ones.
 
-Functions take packed features and return fp32, by segment operations that do not synchronize with a CUDA device.
+All take packed features and return fp32, by segment operations that do not synchronize with a CUDA device.
 Special tokens before and after each sequence are left out; their numbers are arguments (by default <cls> and <eos> of
 ESM-2; 0 and 0 use all tokens). Sequences without residues or tokens get zeros.
 
-Shape legend: T tokens in the batch, N sequences, D channels.
+Shape legend: T tokens in the batch, N sequences, S rows with gaps between the sequences, D channels.
 """
 
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esmeray.dataset.packed_batch import PackedBatch
 
@@ -87,3 +87,42 @@ def _rows(features_TD: Tensor, rows_N: Tensor, batch: PackedBatch) -> Tensor:
     """Return (N, D) fp32 rows, zeros for a sequence without tokens, whose row belongs to another sequence."""
     rows_ND = features_TD.index_select(0, rows_N.clamp(0, batch.num_tokens - 1)).float()
     return torch.where((batch.cu_seqlens.diff() > 0).unsqueeze(1), rows_ND, 0.0)
+
+
+class LightAttention(nn.Module):
+    """Light attention pooling (Stärk et al. 2021, doi:10.1093/bioadv/vbab035; HannesStark/protein-localization).
+
+    Two convolutions over each sequence give every residue a value and a score per channel. The output is the
+    concatenation of the values' mean, weighted by the softmax of the scores, and their maximum. Like the paper,
+    the class leaves out special tokens: the convolutions see zeros instead, as beyond the ends of a sequence.
+    ``kernel``: size of the convolutions in tokens; an even kernel extends one token further to the right than to the
+    left.
+    """
+
+    def __init__(self, channels: int, kernel: int, dropout: float, num_prefix: int = 1, num_suffix: int = 1) -> None:
+        super().__init__()
+        self.feature_convolution = nn.Conv1d(channels, channels, kernel)  # padded by the gaps of forward
+        self.attention_convolution = nn.Conv1d(channels, channels, kernel)
+        self.dropout = nn.Dropout(dropout)
+        self.num_prefix, self.num_suffix = num_prefix, num_suffix
+
+    def forward(self, features_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """Return (N, 2 D) fp32, zeros for a sequence without residues. Does not synchronize with the device."""
+        segments_T = batch.segment_ids()
+        residue_T1 = residue_mask(batch, self.num_prefix, self.num_suffix).unsqueeze(1)
+        # Separate sequences by enough zeros that no convolution reaches a neighbour, and pad both ends.
+        (kernel,) = self.feature_convolution.kernel_size
+        gap = kernel // 2
+        rows_T = torch.arange(batch.num_tokens, device=segments_T.device) + gap * segments_T
+        rows = batch.num_tokens + gap * (batch.num_sequences - 1) + kernel - 1
+        # torch.where instead of a product, so that a NaN in a special token is removed.
+        inputs_TD = torch.where(residue_T1, features_TD, 0.0).to(self.feature_convolution.weight.dtype)
+        inputs_SD = inputs_TD.new_zeros(rows, inputs_TD.shape[1]).index_copy(0, rows_T + (kernel - 1) // 2, inputs_TD)
+        values_TD = self.dropout(_convolve(self.feature_convolution, inputs_SD, rows_T))
+        scores_TD = _convolve(self.attention_convolution, inputs_SD, rows_T)
+        residues = residues_of(batch, self.num_prefix, self.num_suffix)
+        return torch.cat((pool("attention", values_TD, *residues, scores_TD), pool("max", values_TD, *residues)), dim=1)
+
+
+def _convolve(convolution: nn.Conv1d, inputs_SD: Tensor, rows_T: Tensor) -> Tensor:
+    return convolution(inputs_SD.t().unsqueeze(0)).squeeze(0).t().index_select(0, rows_T).float()

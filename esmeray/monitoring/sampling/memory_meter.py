@@ -20,13 +20,13 @@ PROC = Path("/proc/self")
 class MemoryMeter:
     """Peak and total memory of a worker's device.
 
-    On the CPU the kernel keeps one peak per process: meters of the same process reset each other. ``limit_bytes``
-    applies to the CPU only: resident memory beyond which :meth:`check` raises.
+    On the CPU the kernel keeps one peak per process: meters of the same process reset each other. ``limit_mib``
+    applies to the CPU only: resident memory in MiB beyond which :meth:`check` raises.
     """
 
-    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
+    def __init__(self, device: torch.device, limit_mib: float | None = None) -> None:
         self._cuda = device if device.type == "cuda" else None
-        self._limit_bytes = None if self._cuda else limit_bytes
+        self._limit_bytes = None if self._cuda or limit_mib is None else int(limit_mib * 2**20)
         self.reset_peak()
 
     def reset_peak(self) -> None:

@@ -10,9 +10,8 @@ tokens of the vocabulary.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +35,6 @@ from esmeray.model.task_model import Card, ResidueModel, TaskOutput, scalar_sums
 from esmeray.tasks.autoencoder.section import AutoencoderSection
 from esmeray.tasks.section import ModelSection
 from esmeray.train_config.removed import stored_in
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 WEIGHTS_FILE = "autoencoder.safetensors"
 CONFIG_FILE = "autoencoder_config.json"
@@ -176,8 +172,11 @@ class ESM2Autoencoder(ResidueModel):
             return [*self._encode_batch(sequences.to(self._device))]
         cleaned = clean_list(sequences, "sequences")
         self.backbone.unknown_letters.warn(cleaned)
-        batches = _packed_in_order(cleaned, max_tokens)
-        return [latent for batch in batches for latent in self._encode_batch(batch.to(self._device))]
+        latents: list[Tensor] = []
+        # In the order of the sequences, not by length. A sequence longer than max_tokens gets its own batch.
+        for start, end in stretches(sequence_lengths(cleaned) + SPECIAL_TOKENS_PER_SEQUENCE, max_tokens):
+            latents += self._encode_batch(pack_sequences(cleaned[start:end]).to(self._device))
+        return latents
 
     def latents(self, features_TD: Tensor) -> Tensor:
         """Return the latents (T, Z) of every token's features, in fp32."""
@@ -203,11 +202,6 @@ class ESM2Autoencoder(ResidueModel):
         decoded_TD = self.decoder(self._cast(latent_TZ))
         features = self.normalization.inverse(decoded_TD).split(lengths)
         return list(features), list(self.residue_head(decoded_TD).float().split(lengths))
-
-    def network(self) -> "PreTrainedModel":
-        from esmeray.model.backbones.huggingface_loading import transformers_network
-
-        return transformers_network(self.backbone.model)
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
         description = (
@@ -245,8 +239,7 @@ class ESM2Autoencoder(ResidueModel):
         )
         with drawn(0):  # random weights are overwritten; the caller's random state must not change
             model = cls(residue_backbone(BackboneSection(source=str(folder)), seed=0), section)
-        model.load_own_weights(folder / WEIGHTS_FILE)
-        return model.eval()
+        return model.load_own_weights(folder / WEIGHTS_FILE).eval()
 
     @property
     def _device(self) -> torch.device:
@@ -264,13 +257,6 @@ class ESM2Autoencoder(ResidueModel):
         residues_before = functional.pad(residue_T.cumsum(0), (1, 0))
         residues_N = residues_before[batch.cu_seqlens.long()].diff()
         return latent_TZ[residue_T].split(residues_N.tolist())  # CPU-GPU sync point: the caller wants rows
-
-
-def _packed_in_order(sequences: Sequence[str], max_tokens: int) -> Iterator[PackedBatch]:
-    """Yield batches of consecutive sequences within ``max_tokens``. A longer sequence gets its own batch."""
-    # Not sorted by length, so that latents come back in input order.
-    for start, end in stretches(sequence_lengths(sequences) + SPECIAL_TOKENS_PER_SEQUENCE, max_tokens):
-        yield pack_sequences(sequences[start:end])
 
 
 def _bias_free_stack(sizes: Sequence[int]) -> nn.Sequential:

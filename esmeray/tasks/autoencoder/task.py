@@ -10,6 +10,7 @@ TASK = Task(
     plan="esmeray.tasks.plan:ResiduePlan",
     experiment="esmeray.tasks.autoencoder.experiment:AutoencoderExperiment",
     opener="esmeray.tasks.autoencoder.model:open_autoencoder",
+    lora=False,
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,
         "feature_r2": MetricLabel(

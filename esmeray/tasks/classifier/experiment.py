@@ -1,40 +1,55 @@
-"""The classifier's experiment: labelled records, one output per label, exact metrics.
+"""The classifier's experiment: labelled records, one output per label, exact metrics, cached features.
 
-Metrics of an evaluation are computed from the predictions of all workers together, not from means over workers. Shape
-legend: N sequences, C labels.
+Metrics of an evaluation are computed from the predictions of all workers together, not from means over workers.
+
+Features of a frozen backbone are computed by all workers before the first step and cached for later runs. Each worker
+computes a share of the missing features and writes it shard by shard. Shards of an interrupted run stay.
+
+Shape legend: R records of the source, N sequences, T tokens of a batch, C labels, D channels.
 """
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
 from esmeray.common.errors import ConfigError
 from esmeray.dataset.batches.labelled import FeatureSource, LabelledSource, Labels
 from esmeray.dataset.batches.loader import BatchSource
+from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import count_cropped, fixed_crop
+from esmeray.dataset.embeddings.cache import FeatureStore, write_shard
 from esmeray.dataset.labels.label_space import MAPPINGS_FILE, LabelSpace
 from esmeray.dataset.labels.store import LabelledData, LabelledStore
 from esmeray.dataset.labels.values import read_label_weights
 from esmeray.dataset.packed_batch import WEIGHTS, PackedBatch
+from esmeray.dataset.section import DataSection
 from esmeray.dataset.targets import has_target
-from esmeray.dataset.tokens.base import open_tokenizer
+from esmeray.dataset.tokens.base import SequenceTokenizer, open_tokenizer
 from esmeray.dataset.tokens.token_store import ensure_tokens
 from esmeray.model.backbones.base import decayed_rates
+from esmeray.model.backbones.fingerprint import features_fingerprint, weights_fingerprint
+from esmeray.model.device import DTYPES
+from esmeray.model.forward_loop import ForwardLoop, Indices, one_by_one
 from esmeray.model.heads.losses import balanced_class_weights, probabilities
 from esmeray.model.heads.settings import LOWER_IS_BETTER, best_metric
 from esmeray.model.metrics.classification import classification_metrics
 from esmeray.model.task_model import TaskModel, TaskOutput
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.classifier.export import export_classifier
-from esmeray.tasks.classifier.features import ensure_features, fingerprint, is_pooled
 from esmeray.tasks.classifier.model import Classifier, build_classifier
 from esmeray.tasks.experiment import Engine, Experiment, RecordSet, TrainedState
+
+SHARD_BYTES = 128 << 20
+"""Bytes of features per shard. A shard is held in memory until it is written, and is lost with its worker."""
 
 
 class LabelledExperiment(Experiment):
@@ -60,7 +75,6 @@ class LabelledExperiment(Experiment):
         held_out = LabelledSource(tokens, labels, max_length=data.max_length, crop=fixed_crop(data.crop))
         self._held_out = held_out
         self._features = path.parent / "features"
-        self._hit_rate: float | None = None
         self.cropped = count_cropped(tokens.lengths[self._labelled.training], data.max_length)
         # Without held-out records, no checkpoint is known to be better than the last.
         self.patience, self.exports_best = self._section.patience, self._labelled.validation.size > 0
@@ -87,6 +101,8 @@ class LabelledExperiment(Experiment):
 
 class ClassifierExperiment(LabelledExperiment):
     """The classifier on a labelled store."""
+
+    cache_hit_rate: float | None = None
 
     def opened(self, path: Path) -> LabelledData:
         stage_dir = self.settings.data.stage_dir
@@ -121,7 +137,7 @@ class ClassifierExperiment(LabelledExperiment):
         keys_R2 = self.store.sequence_keys(np.arange(len(self.store)))
         # For counting FLOPs: from here on a step computes only the head.
         self.runs_backbone = False
-        features, self._hit_rate = ensure_features(
+        features, self.cache_hit_rate = ensure_features(
             model,
             self._held_out,
             np.concatenate([self._labelled.training, self._labelled.validation]),
@@ -148,10 +164,6 @@ class ClassifierExperiment(LabelledExperiment):
             torch.from_numpy(read_label_weights(Path(weights), labelled.label_space)) if weights is not None else None,
         )
 
-    @property
-    def cache_hit_rate(self) -> float | None:
-        return self._hit_rate
-
     def rate_shares(self, model: TaskModel) -> dict[Any, float]:
         """Return the layer-wise decay of the backbone's learning rate."""
         decay = self.settings.model.backbone.layer_decay
@@ -168,8 +180,7 @@ class ClassifierExperiment(LabelledExperiment):
         weights: list[Tensor] = []
 
         def predict(batch: PackedBatch) -> TaskOutput:
-            logits, output = model.predict(batch)
-            targets = batch.targets
+            logits, targets = model.logits(batch), batch.targets
             # Filler and unlabelled rows have no target and are not counted.
             judged = has_target(targets)
             # CPU-GPU sync point: predictions are moved off the device.
@@ -177,7 +188,7 @@ class ClassifierExperiment(LabelledExperiment):
             wanted.append(targets[judged].cpu())
             if WEIGHTS in batch.by_sequence and kind != "per_residue":
                 weights.append(batch.by_sequence[WEIGHTS][judged].cpu())
-            return output
+            return model.output_of(logits, batch)
 
         sums = self.held_out_sums(engine, control, stop_requested, predict)
         if not sums:
@@ -211,3 +222,88 @@ def _target_scale(labelled: LabelledData) -> tuple[Tensor, Tensor]:
     mean_C = np.where(known_NC, targets_NC, 0.0).sum(axis=0) / count_C
     deviation_C = np.sqrt(np.where(known_NC, (targets_NC - mean_C) ** 2, 0.0).sum(axis=0) / count_C)
     return torch.from_numpy(mean_C), torch.from_numpy(np.where(deviation_C > 0, deviation_C, 1.0))
+
+
+def is_pooled(model: Classifier) -> bool:
+    """Test whether the head needs only one vector per sequence, because its pooling has no weights."""
+    return not model.per_residue and model.light_attention is None
+
+
+def fingerprint(model: Classifier, tokenizer: SequenceTokenizer, data: DataSection, precision: str) -> str:
+    """Return the identity of the features, hex: weights, architecture, tokens, cropping, precision and pooling."""
+    pooling = model.section.pooling if is_pooled(model) else "tokens"
+    weights = weights_fingerprint(model.backbone)
+    return features_fingerprint(
+        model.backbone, weights, tokenizer.fingerprint, data.max_length, data.crop, precision, pooling
+    )
+
+
+def ensure_features(
+    model: Classifier,
+    source: LabelledSource,
+    records: NDArray[np.int64],
+    keys_R2: NDArray[np.uint64],
+    path: Path,
+    *,
+    precision: str,
+    max_tokens: int,
+    context: WorkerContext,
+    control: ControlGroup,
+) -> tuple[FeatureStore, float]:
+    """Compute the missing features on all workers together, and open the store. Every worker calls it.
+
+    ``records`` (N,): records of the source, whose crops must be fixed. ``keys_R2``: keys of all its sequences.
+    ``path``: folder of this fingerprint. ``max_tokens``: token budget of a batch. Returns the features and the share of
+    the records whose features were already there. Raises DataError if existing features are damaged, and ResourceError
+    if the disk can't be written.
+    """
+    # Equal sequences are computed and stored once.
+    distinct, first, uses = np.unique(keys_R2[records], axis=0, return_index=True, return_counts=True)
+    missing = ~FeatureStore(path).has(distinct)
+    hit_rate = 1 - float(uses[missing].sum() / max(1, records.size))
+    control.all_true(True)  # writing waits until all have looked
+    if missing.any():
+        wanted = records[first][missing]
+        # Longest first, and neighbours go to different workers, so that all have about the same work.
+        wanted = wanted[np.argsort(-source.token_lengths(wanted), kind="stable")][context.rank :: context.world_size]
+        # A copy: the model stays in fp32 on the CPU until the engine takes it.
+        backbone = copy.deepcopy(model.backbone).to(context.device, DTYPES[precision]).eval()
+        lengths_N = source.token_lengths(wanted)
+        rows_N = np.ones_like(lengths_N) if is_pooled(model) else lengths_N
+        # Four bytes per channel: features are stored in fp32, whatever the compute precision.
+        for indices in longest_first(rows_N, max(1, SHARD_BYTES // (4 * model.backbone.hidden_size))):
+            shard = wanted[indices]
+            # Named after its keys, so that workers and concurrent runs never write different content under one name.
+            name = f"{xxhash.xxh3_64_hexdigest(keys_R2[shard].tobytes())}-{context.rank:05d}"
+            rows = dict(_computed(model, backbone, source, shard, rows_N[indices], max_tokens, context.device))
+            write_shard(path, name, keys_R2[shard], [rows[index] for index in range(shard.size)])
+    control.all_true(True)
+    return FeatureStore(path), hit_rate
+
+
+def _computed(
+    model: Classifier,
+    backbone: torch.nn.Module,
+    source: LabelledSource,
+    records: NDArray[np.int64],
+    rows_N: NDArray[np.int64],
+    max_tokens: int,
+    device: torch.device,
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield each record's index in ``records`` and its features, (1, D) or (tokens, D), as ``rows_N`` states."""
+    lengths_N = source.token_lengths(records)
+
+    @torch.inference_mode()
+    def launch(indices: Indices) -> dict[str, Tensor]:
+        # Crops are fixed, so every epoch is the same; use epoch 0.
+        (made,) = source.batches([(0, records[indices])])
+        batch = made.batch.to(device, non_blocking=True)
+        features_TD = backbone(batch)
+        return {"features": (model.pool(features_TD, batch) if is_pooled(model) else features_TD).float()}
+
+    loop = ForwardLoop(
+        device, one_by_one(launch), lambda index: f"record {records[index]}, {lengths_N[index]:,} tokens"
+    )
+    for indices, tensors in loop.run(longest_first(lengths_N, max_tokens)):
+        rows = tensors["features"].split(rows_N[indices].tolist())
+        yield from zip(indices.tolist(), (row.numpy() for row in rows), strict=True)

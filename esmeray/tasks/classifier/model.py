@@ -10,10 +10,12 @@ backbone, K outputs.
 """
 
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from esmeray.dataset.labels.label_space import LabelSpace, predicted_positive
 from esmeray.dataset.packed_batch import FEATURES, WEIGHTS, PackedBatch
@@ -22,10 +24,9 @@ from esmeray.dataset.tokens.base import SequenceTokenizer
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.backbones.loading import build_backbone, drawn
 from esmeray.model.backbones.lora import adapt
-from esmeray.model.heads.heads import LightAttention, build_head
 from esmeray.model.heads.losses import TargetLoss
 from esmeray.model.heads.normalization import Normalization
-from esmeray.model.heads.pooling import first_token, last_token, max_over_residues, mean_over_residues
+from esmeray.model.heads.pooling import LightAttention, first_token, last_token, max_over_residues, mean_over_residues
 from esmeray.model.heads.settings import check_pooling
 from esmeray.model.section import ClassifierSection
 from esmeray.model.task_model import TaskModel, TaskOutput, scalar_sums
@@ -33,6 +34,46 @@ from esmeray.tasks.section import ModelSection
 
 _MIN_VARIATION = 1e-12
 """Minimum ratio of a column's sum of squares about the mean to its sum of squares; below it there is only rounding."""
+
+
+class Float32Linear(nn.Linear):
+    """Linear layer that computes in fp32, whatever the dtype of its weights.
+
+    In bf16, outputs would have two or three decimal digits, too few for regression.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(input.float(), self.weight.float(), bias)
+
+
+class CastingLinear(nn.Linear):
+    """Linear layer that casts its input to the dtype of its weights, because pooled features are always fp32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+def build_head(
+    section: ClassifierSection, channels: int, outputs: int, *, light_attention: bool = False
+) -> nn.Sequential:
+    """Build a module from (M, D) features of any dtype to (M, K) fp32 outputs, with or without a hidden layer.
+
+    ``light_attention``: the features come from :class:`LightAttention`, which applies dropout before pooling. The
+    hidden layer is then as in the paper: linear, dropout, ReLU, normalization. It normalizes rows instead of the batch,
+    because the number of sequences of a packed batch varies, and includes fillers.
+    """
+    dropout = section.dropout
+    # Named modules, because the code in a model card finds the weights of an export by these names.
+    modules: dict[str, nn.Module] = {} if light_attention else {"dropout": nn.Dropout(dropout)}
+    if section.head == "mlp":
+        modules["hidden"] = CastingLinear(channels, section.hidden_size)
+        channels = section.hidden_size
+        if light_attention:
+            modules |= {"hidden_dropout": nn.Dropout(dropout), "relu": nn.ReLU(), "norm": nn.LayerNorm(channels)}
+        else:
+            modules |= {"gelu": nn.GELU(), "hidden_dropout": nn.Dropout(dropout)}
+    return nn.Sequential(OrderedDict(modules, output=Float32Linear(channels, outputs)))
 
 
 class LabelModel(TaskModel):
@@ -161,7 +202,7 @@ class LabelModel(TaskModel):
 class Classifier(LabelModel):
     """A backbone, a pooling and a head, with the weights and scales of :meth:`LabelModel.add_head`.
 
-    Raises ConfigError if pooling or loss don't suit the targets, the tokenizer or the backbone.
+    Raises ConfigError if the pooling doesn't suit the targets, the tokenizer or the backbone.
     """
 
     backbone: PackedBackbone
@@ -194,11 +235,6 @@ class Classifier(LabelModel):
         self.add_head(
             section, label_space, channels, class_weights, target_scale, label_weights, light_attention=attentive
         )
-
-    def predict(self, batch: PackedBatch) -> tuple[Tensor, TaskOutput]:
-        """Return the results of :meth:`logits` and :meth:`forward` from one pass through the backbone."""
-        outputs_MK = self.logits(batch)
-        return outputs_MK, self.output_of(outputs_MK, batch)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """Return outputs (N, K) in fp32, or (T, K) for ``per_residue``, before any softmax or sigmoid.

@@ -5,7 +5,7 @@ Imports neither torch nor transformers until the model is counted, so that error
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.run_folder.paths import TOKENIZER, RunFolder
 from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize, check_length
 from esmeray.tasks.section import ModelSection
-
-if TYPE_CHECKING:
-    from esmeray.tasks.classifier.model import LabelModel
 
 
 class ClassifierPlan(TaskPlan):
@@ -105,7 +102,7 @@ class ClassifierPlan(TaskPlan):
         )
         return TaskSize(size, count_parameters(model))
 
-    def empty_model(self, labelled: LabelledData, tokenizer: SequenceTokenizer) -> "LabelModel":
+    def empty_model(self, labelled: LabelledData, tokenizer: SequenceTokenizer) -> Any:
         """Return the model without memory for its weights. Raises ConfigError if its parts don't fit together."""
         from esmeray.tasks.classifier.model import build_classifier  # here: it loads torch
 

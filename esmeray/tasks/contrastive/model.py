@@ -116,14 +116,12 @@ class ContrastiveModel(Float32Buffers, ResidueModel, StepModel):
         return TaskOutput(loss_sum, num_targets, {"targets": num_targets.double(), "loss": loss})
 
     def network(self) -> "PreTrainedModel":
-        from esmeray.model.backbones.huggingface_loading import transformers_network
-
         # Merge in place, and once: the model is used for the export only.
         merge(self.backbone)
         if self.is_centred:
             self.backbone.model.encoder.emb_layer_norm_after.bias.data -= self.centre
             self.centre.zero_()
-        return transformers_network(self.backbone.model)
+        return super().network()
 
     def card(self, family: str, size: str, network_code: Callable[[str, str], str]) -> Card:
         description = (

@@ -38,11 +38,10 @@ class DiffusionExperiment(Experiment):
         # With predicted structures, the process that asks for them waits for them and counts hits: no loader processes.
         num_workers = 0 if self._predictions is not None else data.num_workers
         self.cropped = count_cropped(structures.store.lengths[structures.training], length)
-        max_batches = self.settings.evaluation_batches
         self.set_batches(
             RecordSet(training, structures.training),
             RecordSet(held_out, structures.validation),
-            max_batches=max_batches,
+            max_batches=self.settings.evaluation_batches,
             num_workers=num_workers,
         )
 

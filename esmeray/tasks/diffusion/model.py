@@ -208,8 +208,7 @@ def open_diffusion(folder: str | Path) -> SequenceDiffusion:
     backbone, head = residue_masked_lm(BackboneSection(source=str(folder)), seed=0)
     with drawn(0):  # random weights are overwritten; the caller's random state must not change
         model = SequenceDiffusion(backbone, head, section, labels, trained_encoder)
-    model.load_own_weights(folder / WEIGHTS_FILE)
-    return model.eval()
+    return model.load_own_weights(folder / WEIGHTS_FILE).eval()
 
 
 def open_export(folder: Path) -> tuple[SequenceDiffusion, SequenceTokenizer]:

@@ -15,8 +15,6 @@ class DiffusionPlan(TaskPlan):
     """Sequence diffusion."""
 
     def prepare(self, root: Path, progress: ProgressCallback = no_progress) -> Path:
-        if self.model.backbone.lora.rank:
-            raise ConfigError("model.backbone.lora.rank: sequence diffusion trains without adapters; set rank 0")
         self._parameters(0)  # raises for an impossible model before the data is read
         path = ensure_structure_store(self.data, root, progress)
         predictions = predictions_of(self.data)

@@ -10,6 +10,7 @@ TASK = Task(
     plan="esmeray.tasks.diffusion.plan:DiffusionPlan",
     experiment="esmeray.tasks.diffusion.experiment:DiffusionExperiment",
     opener="esmeray.tasks.diffusion.model:open_export",
+    lora=False,
     metrics={
         "residue_recovery": RESIDUE_RECOVERY,
         "unconditional_loss": MetricLabel("validation, without structure or label", is_loss=True),

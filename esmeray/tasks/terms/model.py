@@ -94,5 +94,4 @@ def load_vector_classifier(folder: Path) -> VectorClassifier:
     """Load a model of :func:`export_vector_classifier`, in fp32 on the CPU, in evaluation mode. Raises DataError."""
     settings = read_settings(folder)
     model = VectorClassifier(settings.hidden_size, settings.classifier, LabelSpace.load(folder))
-    model.load_own_weights(folder / WEIGHTS_FILE)
-    return model.eval()
+    return model.load_own_weights(folder / WEIGHTS_FILE).eval()

@@ -1,7 +1,7 @@
 """The driver's side of function prediction: annotated proteins, and the network that learns their terms."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from esmeray.common.errors import ConfigError
 from esmeray.common.progress import ProgressCallback, no_progress
@@ -15,9 +15,6 @@ from esmeray.function.section import COMPOSITION
 from esmeray.function.vectors import CHANNELS
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.classifier.plan import ClassifierPlan, tokenizer_of
-
-if TYPE_CHECKING:
-    from esmeray.tasks.classifier.model import LabelModel
 
 
 class TermsPlan(ClassifierPlan):
@@ -48,7 +45,11 @@ class TermsPlan(ClassifierPlan):
     def padded(self) -> bool:
         return self.model.terms.network == "backbone" and super().padded
 
-    def empty_model(self, labelled: LabelledData, tokenizer: SequenceTokenizer) -> "LabelModel":
+    @property
+    def trains_adapters(self) -> bool:
+        return self.model.terms.network == "backbone"
+
+    def empty_model(self, labelled: LabelledData, tokenizer: SequenceTokenizer) -> Any:
         terms = self.model.terms
         if terms.network == "backbone":
             return super().empty_model(labelled, tokenizer)

@@ -89,7 +89,7 @@ def main(fit: FitSection, data: IngestedSection, overwrite: Overwrite = False) -
                 f"memory, but only {free / 1e9:.1f} GB are free; give a smaller number"
             )
         from esmeray.inference.retrieval.fitting import fit as fitted_to  # here: it loads torch
-        from esmeray.model.export.relatives import write_relatives
+        from esmeray.model.relatives import write_relatives
 
         _, learnt_groups = np.unique(groups[records], return_inverse=True)
         with status_line() as status:

@@ -48,7 +48,7 @@ def train_two_steps(precision: Precision, device: torch.device) -> str:
 
     Raises ResourceError if a step did not train, and RuntimeError from torch, DeepSpeed or CUDA.
     """
-    training = TrainingSection(precision=precision, learning_rate=_LEARNING_RATE)
+    training = TrainingSection(precision=precision, learning_rate=_LEARNING_RATE, compile=False)
     apply_device_settings()
     model = MaskedLM.build(_MODEL, seed=0)
     batch = _masked_batch()

@@ -14,10 +14,9 @@ them.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,12 +28,9 @@ from esmeray.training.checkpoints.writer import load_tensors
 FP32 = "fp32"
 Shapes = Mapping[str, torch.Size]
 """Shapes of a group's parameters by name, in the order of its vector."""
-Parts = dict[str, list[Tensor]]
-"""Vectors by content (weights, moments, mean), one or more per content, in the order of the ranks."""
 
 
-@dataclass(frozen=True)
-class ShardedParameter:
+class ShardedParameter(NamedTuple):
     """A parameter in the shards.
 
     ``pieces``: views that, concatenated, give the flat weights (:data:`FP32`), the moments (by the optimizer's names)
@@ -93,32 +89,20 @@ def sharded_parameters(groups: list[Shapes], shards: list[dict[str, Any]]) -> di
         parts = {key: [state[key] for state in states] for key, value in states[0].items() if value.dim()}
         parts[FP32] = [shard[weights][index].reshape(-1) for shard in shards]
         rest = {key: value for key, value in states[0].items() if not value.dim()}
-        if is_stage_3(shards[0]):
-            cut = _parameters_cut_each(parts, shapes)
-        else:
-            cut = _parameters_of_one_vector(parts, shapes, paddings(shards[0], index, shapes))
-        for (name, shape), pieces in zip(shapes.items(), cut, strict=True):
+        offset = 0
+        for (name, shape), padding in zip(shapes.items(), paddings(shards[0], index, shapes), strict=True):
+            size = shape.numel()
+            if is_stage_3(shards[0]):
+                # Each rank's vector has this many elements of the parameter; the last rank's is padded with zeros.
+                length = math.ceil(size / len(shards))
+                own = {key: [vector[offset : offset + length] for vector in part] for key, part in parts.items()}
+                pieces = {key: span(part, 0, size) for key, part in own.items()}
+                offset += length
+            else:  # the ranks' parts make up one vector of the group
+                pieces = {key: span(part, offset, offset + size) for key, part in parts.items()}
+                offset += size + padding
             parameters[name] = ShardedParameter(shape, pieces, rest)
     return parameters
-
-
-def _parameters_of_one_vector(parts: Parts, shapes: Shapes, gaps: list[int]) -> Iterator[Parts]:
-    """Yield the pieces of each parameter for stages 1 and 2, where the ranks' parts make up one vector of the group."""
-    offset = 0
-    for shape, padding in zip(shapes.values(), gaps, strict=True):
-        yield {key: span(part, offset, offset + shape.numel()) for key, part in parts.items()}
-        offset += shape.numel() + padding
-
-
-def _parameters_cut_each(parts: Parts, shapes: Shapes) -> Iterator[Parts]:
-    """Yield the pieces of each parameter for stage 3, where every rank has an equal part of each parameter."""
-    offset = 0
-    for shape in shapes.values():
-        # Each rank's vector has this many elements of the parameter; the last rank's is padded with zeros.
-        length = math.ceil(shape.numel() / len(parts[FP32]))
-        own = {key: [vector[offset : offset + length] for vector in part] for key, part in parts.items()}
-        yield {key: span(part, 0, shape.numel()) for key, part in own.items()}
-        offset += length
 
 
 def is_stage_3(shard: Mapping[str, Any]) -> bool:
@@ -156,8 +140,7 @@ _OF_ONE_WORKER = ("partition_count", "group_paddings", "param_slice_mappings")
 """Entries of a shard that are wrong for another worker; DeepSpeed does not read them."""
 
 
-@dataclass(frozen=True)
-class Resharding:
+class Resharding(NamedTuple):
     """A checkpoint converted for the worker ``rank`` of ``world_size``.
 
     ``groups`` are the engine's groups. Stage 3 may split an optimizer's group, depending on the size of a worker's

@@ -1,7 +1,6 @@
 """Checks before a run writes anything: is the command refused, does it resume, or is the run already finished?"""
 
 import json
-from dataclasses import dataclass
 from functools import cached_property
 
 from esmeray.common.errors import CheckpointError, ConfigError
@@ -13,14 +12,12 @@ from esmeray.train_config.natures import END, FIXED, FREE, UNSEEN, OnResume, on_
 from esmeray.training.config import Config, load_config, with_precision
 
 
-@dataclass
 class Resumption:
     """A config and the run with its name, which may have started with other settings."""
 
-    config: Config
-
-    def __post_init__(self) -> None:
-        self.run = RunFolder(self.config.run.storage_path, self.config.run.name)
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.run = RunFolder(config.run.storage_path, config.run.name)
         self.checkpoints = CheckpointStore(self.run.checkpoints)
 
     def with_first_precision(self) -> "Resumption":

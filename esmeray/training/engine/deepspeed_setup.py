@@ -24,9 +24,6 @@ from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import exclusive
 
 _VARIABLE = "TORCH_EXTENSIONS_DIR"
-_MARK = "lock"
-"""Name of PyTorch's mark file (torch.utils.cpp_extension, torch 2.13)."""
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -60,8 +57,9 @@ def compiling_alone() -> Iterator[None]:
     environment = [sys.prefix, sys.version, version("torch"), version("deepspeed"), processor()]
     folder = cache_folder("operators") / hashlib.sha256("\0".join(environment).encode()).hexdigest()[:16]
     with exclusive(folder):
-        # This process holds the lock, so the process that created the mark is no longer alive.
-        for mark in folder.glob(f"*/{_MARK}"):
+        # PyTorch's mark file (torch.utils.cpp_extension, torch 2.13). This process holds the lock, so the process that
+        # created the mark is no longer alive.
+        for mark in folder.glob("*/lock"):
             _LOG.warning("%s: removed; it was left by a killed compilation", mark)
             mark.unlink()
         path = os.environ.get("PATH", os.defpath)

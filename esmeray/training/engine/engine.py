@@ -8,8 +8,7 @@ over the global batch; DeepSpeed then averages gradients over the workers.
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.optimization import use_fp8
 from esmeray.model.parameter_groups import MATRICES, RATE_SHARE, layer_matrices, parameter_groups
+from esmeray.model.task_model import TaskModel
 from esmeray.run_folder.checkpoints import CheckpointFolder
 from esmeray.training.engine.deepspeed_settings import LOWEST_LOSS_SCALE, check_precision, deepspeed_settings
 from esmeray.training.engine.deepspeed_setup import prepare_deepspeed
@@ -30,7 +30,6 @@ from esmeray.training.section import DeepSpeedSection, TrainingSection
 
 SHARDS_FOLDER = "deepspeed"
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", RATE_SHARE)
-_FP8_CAPABILITY = (9, 0)
 
 
 def apply_device_settings() -> None:
@@ -56,7 +55,7 @@ def prepare_layers(
     if training.fp8:
         if training.precision != "bf16":
             raise ConfigError("training.fp8 needs training.precision bf16")
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
             raise ResourceError("training.fp8 needs an NVIDIA GPU with FP8 (Hopper or later): set it to false")
         use_fp8(backbone)
     if training.compile or (training.compile is None and device.type == "cuda" and stage < 3):
@@ -64,8 +63,7 @@ def prepare_layers(
         backbone.compile_layers()
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """Global gradient norm before clipping, () fp32. It is not finite if the update was skipped.
 
     The device may still be computing it. ``lowest_scale``: the loss scale was already the lowest, so that lowering it
@@ -77,7 +75,7 @@ class StepResult:
 
 
 def make_optimizer(
-    model: nn.Module, training: TrainingSection, rate_shares: Mapping[nn.Parameter, float]
+    model: TaskModel, training: TrainingSection, rate_shares: Mapping[nn.Parameter, float]
 ) -> ClippingAdamW:
     """Create the optimizer of a model's trainable parameters. Muon updates the matrices of the backbone's layers."""
     settings: dict[str, Any] = {
@@ -88,7 +86,7 @@ def make_optimizer(
     }
     if training.optimizer == "adamw":
         return ClippingAdamW(parameter_groups(model, training.weight_decay, rate_shares), **settings)
-    matrices = layer_matrices(model.layers)  # type: ignore[arg-type]
+    matrices = layer_matrices(model.layers)
     # The loop sets one rate, and each group uses a multiple of it. Muon's own rate becomes such a multiple.
     ratio = training.muon.learning_rate / training.learning_rate
     shares = dict(rate_shares) | {matrix: ratio * rate_shares.get(matrix, 1.0) for matrix in matrices}
@@ -102,13 +100,15 @@ def make_optimizer(
 class TrainingEngine:
     """A task model in fp32, moved to ``device``, with an optimizer of its trainable parameters and DeepSpeed.
 
+    Its layers are prepared by :func:`prepare_layers`.
+
     ``rate_shares``: see :func:`~esmeray.model.parameter_groups.parameter_groups`. Raises ConfigError if DeepSpeed's
     settings can't be used, and ResourceError for fp16 on a device without fp16 kernels.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: TaskModel,
         training: TrainingSection,
         deepspeed_section: DeepSpeedSection,
         device: torch.device,
@@ -127,6 +127,8 @@ class TrainingEngine:
         self.stage: int = settings["zero_optimization"]["stage"]
         if self.stage == 1 and training.precision == "bf16":  # ZeRO-1 checkpoints would have no fp32 weights
             self.stage = settings["zero_optimization"]["stage"] = 2
+        # Before the optimizer: it takes the parameters as they are then, and ZeRO-3 partitions them.
+        prepare_layers(model.backbone, training, device, self.stage)
         optimizer = make_optimizer(model, training, rate_shares or {})
         optimizer.mean_decay = training.weight_mean
         if self.stage == 0 and training.precision == "fp32":  # otherwise DeepSpeed clips before the norm is computed

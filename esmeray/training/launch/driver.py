@@ -51,7 +51,7 @@ from esmeray.training.config import Config, with_precision
 from esmeray.training.engine.deepspeed_settings import check_precision
 from esmeray.training.engine.watchdog import left_stacks
 from esmeray.training.launch.elastic import Attempts, fit
-from esmeray.training.launch.planning import Plan, check_stage, check_warm_up, make_plan
+from esmeray.training.launch.planning import Plan, check_task, check_warm_up, make_plan
 from esmeray.training.section import TrainingSection
 
 WATCHER_TIMEOUT_S = 30.0
@@ -104,7 +104,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
     if not finished:
         _check_start(config.training, run, local)
     task = task_plan(config.data, config.model)
-    check_stage(task, config.training, config.deepspeed)
+    check_task(task, config.training, config.deepspeed, is_begun=bool(resumption.checkpoints.complete()))
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(run.stores, progress)
     _check_prepared(task, run, store_path)
@@ -126,7 +126,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
 
             dashboard = cluster.enter_context(connection.connected(config.ray, None if run.uri else run.path))
             workers = place_workers(config.ray, connection.cluster_resources())
-            _check_start(config.training, run, workers)
+            check_precision(config.training, workers.device)
         # Use the nodes' default, not this machine's. A cluster that was started here is this machine.
         default_precision = connection.default_precision if local is None else processor.default_precision
         config = with_precision(config, default_precision(workers.use_gpu))
@@ -173,7 +173,7 @@ def dry_run(config: Config) -> int:
     if not finished:
         _check_start(config.training, run, workers if config.ray.address in (None, LOCAL) else None)
     task = task_plan(config.data, config.model)
-    check_stage(task, config.training, config.deepspeed)
+    check_task(task, config.training, config.deepspeed, is_begun=bool(resumption.checkpoints.complete()))
     _check_source(task, run)
     plan = _plan(resumption, workers, task.estimate())
     for remark in remarks:

@@ -8,7 +8,7 @@ from esmeray.common.text import counted
 from esmeray.dataset.section import BatchSection
 from esmeray.model.cost.memory import MemoryEstimate, estimate_memory
 from esmeray.tasks.plan import DataSize, TaskPlan, TaskSize
-from esmeray.training.engine.deepspeed_settings import check_precision, zero_stage
+from esmeray.training.engine.deepspeed_settings import zero_stage
 from esmeray.training.section import DeepSpeedSection, TrainingSection
 
 
@@ -69,7 +69,6 @@ def make_plan(
 ) -> Plan:
     """Compute the plan. Raises ConfigError if DeepSpeed's settings are wrong."""
     data = size.data
-    check_precision(training, workers.device)
     stage = zero_stage(training, deepspeed)
     steps_per_epoch = max(1, -(-data.tokens // batch.global_tokens))
     # Short sequences may reach the limit on sequences before the token budget.
@@ -102,8 +101,19 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:,.1f} MiB"
 
 
-def check_stage(task: TaskPlan, training: TrainingSection, deepspeed: DeepSpeedSection) -> None:
-    """Raise ConfigError for ZeRO-3 with a padded backbone."""
+def check_task(
+    task: TaskPlan, training: TrainingSection, deepspeed: DeepSpeedSection, *, is_begun: bool = False
+) -> None:
+    """Raise ConfigError for ZeRO-3 with a padded backbone, and for adapters that the task would not train.
+
+    ``is_begun``: the run has checkpoints. An earlier version may have ignored its adapters, and it can still resume.
+    """
+    rank = task.model.backbone.lora.rank
+    if rank and not (task.trains_adapters or is_begun):
+        raise ConfigError(
+            f"model.backbone.lora.rank {rank}: model.task {task.model.task} trains no adapters with these settings; "
+            "set rank to 0"
+        )
     if zero_stage(training, deepspeed) == 3 and task.padded:
         raise ConfigError(
             "deepspeed.stage 3: a padded backbone runs once per group of similar lengths. Workers have "

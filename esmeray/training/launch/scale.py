@@ -110,13 +110,13 @@ def memory_parts(work: Work, plan: PlanSection, tokens: int) -> dict[str, float]
     )
     buckets = 2 * min(BUCKET, work.parameters.trainable) if plan.gpus > 1 and plan.stage else 0
     gathered = min(LIVE_PARAMETERS, work.parameters.total) if plan.stage == 3 else 0
-    size = work.layers, work.hidden_size, PRECISION, plan.gradient_checkpointing
     return {
         "weights": state.parameter_bytes,
         "gradients": state.gradient_bytes,
         "optimizer": state.optimizer_bytes,
         "buffers": ELEMENT_BYTES * (buckets + gathered),
-        "activations": tokens * activation_bytes_per_token(*size),
+        "activations": tokens
+        * activation_bytes_per_token(work.layers, work.hidden_size, PRECISION, plan.gradient_checkpointing),
     }
 
 
@@ -161,24 +161,6 @@ def step_parts(
     }
 
 
-def collective_s(passes: int, size_bytes: float, gpus: int, bytes_per_s: float) -> float:
-    """Return the seconds of a reduce-scatter or all-gather (one pass), or of an all-reduce (two passes).
-
-    Each pass sends (n - 1) / n of the data, the lower bound for any algorithm (Patarasu and Yuan 2009), in log2(n)
-    rounds (Thakur et al. 2005, recursive halving and doubling; NCCL's trees take the same number).
-    """
-    return passes * ((gpus - 1) / gpus * size_bytes / bytes_per_s + math.log2(gpus) * LATENCY_S)
-
-
-def bus_bytes_per_s(plan: PlanSection, device: Device, gpus: int) -> float:
-    """Return the bandwidth of a ring: of the links within a node, or of all adapters of a node, each with its own
-    ring."""
-    network = plan.interconnect
-    gbit_per_s = float(network.removeprefix("ib")) if isinstance(network, str) else network
-    adapters = GPUS_PER_NODE * gbit_per_s * 1e9 / 8 if gpus > GPUS_PER_NODE else math.inf
-    return NETWORK * min(adapters, device.link_bytes_per_s)
-
-
 def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_batches: int, passes_s: float) -> float:
     """Return the seconds per step in which computation waits for the network.
 
@@ -187,11 +169,21 @@ def _exposed_s(work: Work, plan: PlanSection, device: Device, gpus: int, micro_b
     (use_multi_rank_bucket_allreduce), in each micro-batch. The last bucket can't overlap with computation.
     """
     total, trainable, _ = work.parameters
-    bytes_per_s = bus_bytes_per_s(plan, device, gpus)
+    network = plan.interconnect
+    gbit_per_s = float(network.removeprefix("ib")) if isinstance(network, str) else network
+    # The bandwidth of a ring: of the links within a node, or of all adapters of a node, each with its own ring.
+    adapters = GPUS_PER_NODE * gbit_per_s * 1e9 / 8 if gpus > GPUS_PER_NODE else math.inf
+    bytes_per_s = NETWORK * min(adapters, device.link_bytes_per_s)
 
     def seconds(passes: int, parameters: int) -> float:
+        """Return the seconds of a reduce-scatter or all-gather (one pass), or of an all-reduce (two passes).
+
+        Each pass sends (n - 1) / n of the data, the lower bound for any algorithm (Patarasu and Yuan 2009). Each bucket
+        takes log2(n) rounds (Thakur et al. 2005, recursive halving and doubling; NCCL's trees take the same number).
+        """
         buckets = math.ceil(parameters / BUCKET)
-        return buckets * collective_s(passes, ELEMENT_BYTES * parameters / buckets, gpus, bytes_per_s)
+        sent_bytes = (gpus - 1) / gpus * ELEMENT_BYTES * parameters
+        return passes * (sent_bytes / bytes_per_s + buckets * math.log2(gpus) * LATENCY_S)
 
     reduced, gathered = seconds(2, trainable), seconds(1, total)
     if plan.stage < 2:

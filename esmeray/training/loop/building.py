@@ -24,8 +24,7 @@ from esmeray.run_folder.paths import RunFolder, sample_file
 from esmeray.tasks.experiment import Experiment, experiment_class
 from esmeray.training.checkpoints.writer import CheckpointWriter
 from esmeray.training.config import Config
-from esmeray.training.engine.deepspeed_settings import zero_stage
-from esmeray.training.engine.engine import TrainingEngine, apply_device_settings, prepare_layers
+from esmeray.training.engine.engine import TrainingEngine, apply_device_settings
 from esmeray.training.engine.memory_guard import MemoryGuard
 from esmeray.training.engine.watchdog import Watchdog, set_stacks_aside
 from esmeray.training.loop.checkpoints import Checkpoints
@@ -48,14 +47,8 @@ class Worker:
     checkpoints: Checkpoints
     training: TrainingSection
     checkpoint: CheckpointSection
-
-    @property
-    def run(self) -> RunFolder:
-        return self.observers.run
-
-    @property
-    def course(self) -> Course:
-        return self.checkpoints.course
+    run: RunFolder
+    course: Course
 
 
 def build_worker(
@@ -81,8 +74,7 @@ def build_worker(
     store = CheckpointStore(run.checkpoints)
     experiment: Experiment = experiment_class(config.model)(config.task_settings, context, run, Path(store_path))
     model = _prepared_model(experiment, context, control, store)
-    # Before the engine is built: it takes the parameters as they are then, and ZeRO-3 partitions them.
-    prepare_layers(model.backbone, training, context.device, zero_stage(training, config.deepspeed))
+    # Before the engine is built, since ZeRO-3 partitions the parameters.
     flops_per_token = training_flops_per_token(
         model, experiment.batches.mean_context, runs_backbone=experiment.runs_backbone
     )
@@ -105,14 +97,19 @@ def build_worker(
         course=course,
         batches=experiment.batches,
     )
-    guard = _memory_guard(training, context.device, observers)
+    observers.meter = MemoryMeter(context.device, training.cpu_memory_limit_mib)
+    guard = MemoryGuard(
+        observers.meter,
+        run.memory_guard,
+        lambda message, parts: observers.log.event("memory_guard", observers.step, parts=parts, message=message),
+    )
     if training.gpu_log_interval > 0:
         observers.sampler = _sampler(training, config.monitoring, context, run, flops_per_token).start()
     # With on_miss wait, a batch may wait any length of time for predicted structures.
     is_limited = context.replaced and config.data.predictions.on_miss != "wait"
     # Last, since the work above may take hours, e.g. features of a frozen backbone.
     observers.watchdog = Watchdog(run.logs, context.rank, training.watchdog_s if is_limited else None)
-    return Worker(experiment, engine, control, guard, observers, checkpoints, training, config.checkpoint)
+    return Worker(experiment, engine, control, guard, observers, checkpoints, training, config.checkpoint, run, course)
 
 
 def _prepared_model(
@@ -144,16 +141,6 @@ def _manifest(config: Config, store_checksum: str, world_size: int, wandb_run_id
         versions=installed_versions(),
         created="",
         files={},
-    )
-
-
-def _memory_guard(training: TrainingSection, device: torch.device, observers: Observers) -> MemoryGuard:
-    limit_mib = training.cpu_memory_limit_mib
-    observers.meter = MemoryMeter(device, None if limit_mib is None else int(limit_mib * 2**20))
-    return MemoryGuard(
-        observers.meter,
-        observers.run.memory_guard,
-        report=lambda message, parts: observers.log.event("memory_guard", observers.step, parts=parts, message=message),
     )
 
 

@@ -38,8 +38,12 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
         if worker.control.rank == 0:
             export_state(state, worker.checkpoints.store.folder(step), worker.run, worker.run.export)
     worker.control.all_true(True)  # every shard is on disk, or its writing was given up
-    if worker.control.rank == 0:
-        _record(outcome, worker.run, worker.checkpoints)
+    if worker.control.rank == 0 and outcome.status == "failed":
+        worker.checkpoints.store.sweep()  # leave no half-written checkpoint behind
+    # The failed worker has written the cause; rank 0 only knows that another worker failed.
+    if worker.control.rank == 0 and worker.run.read_outcome() is None:
+        worker.observers.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
+        worker.run.write_outcome(outcome)
     worker.observers.close()
     # After the outcome is written, since the URI gets it after the last checkpoint.
     worker.checkpoints.mirror.wait(ENDING_S if outcome.status == "failed" else None)
@@ -47,15 +51,6 @@ def finish(worker: Worker, outcome: Outcome) -> Outcome:
     worker.experiment.close()
     worker.engine.close()
     return outcome
-
-
-def _record(outcome: Outcome, run: RunFolder, checkpoints: Checkpoints) -> None:
-    if outcome.status == "failed":
-        checkpoints.store.sweep()  # leave no half-written checkpoint behind
-    # The failed worker has written the cause; rank 0 only knows that another worker failed.
-    if run.read_outcome() is None:
-        checkpoints.observers.log.event(outcome.status, max(outcome.step, 0), message=outcome.message)
-        run.write_outcome(outcome)
 
 
 def export_state(

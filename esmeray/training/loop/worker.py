@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from esmeray.cluster.collective import StepAgreement, WorkerContext
+from esmeray.cluster.collective import WorkerContext
 from esmeray.common.errors import EsmerayError
 from esmeray.dataset.batches.steps import StepBatches
 from esmeray.run_folder.checkpoints import Position
@@ -113,7 +113,14 @@ def loop(worker: Worker, position: Position) -> Outcome:
         rate = learning_rate(position.step, total_steps, training)
         with clock.phase("optimizer"):
             result = engine.step(rate, muon_momentum(position.step))
-        position = _advance(position, step, agreement)
+        position = position.model_copy(
+            update={
+                "step": position.step + 1,
+                "epoch": step.next_epoch,
+                "step_in_epoch": step.next_step,
+                "tokens_seen": position.tokens_seen + agreement.tokens,
+            }
+        )
         observers.step = position.step
         clock.stepped(agreement.tokens, step.num_tokens, len(step) * worker.experiment.settings.batch.tokens)
         observers.watchdog.stepped()
@@ -204,14 +211,3 @@ def _next_step(
             # A fault of this machine: only a new process helps, and the launcher restarts all of them.
             raise
         return None, error
-
-
-def _advance(position: Position, step: StepBatches, agreement: StepAgreement) -> Position:
-    return position.model_copy(
-        update={
-            "step": position.step + 1,
-            "epoch": step.next_epoch,
-            "step_in_epoch": step.next_step,
-            "tokens_seen": position.tokens_seen + agreement.tokens,
-        }
-    )

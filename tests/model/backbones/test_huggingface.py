@@ -14,7 +14,7 @@ from esmeray.dataset.tokens.esm import MASK
 from esmeray.model.backbones.base import PackedBackbone, decayed_rates
 from esmeray.model.backbones.esm2 import EsmBackbone
 from esmeray.model.backbones.huggingface import HuggingFaceBackbone, PaddedBackbone
-from esmeray.model.backbones.lora import linear_layers
+from esmeray.model.backbones.lora import chosen_layers
 from esmeray.model.backbones.source import ALWAYS_PADDED, PACKED
 from tests.model.small_models import PAD, POSITIONS, features_alone, small_model, token_batch
 from tests.model.support import assert_near, segments
@@ -87,7 +87,7 @@ def test_gradient_checkpointing_changes_no_gradient(reference, batch):
     for checkpointing in (False, True):
         backbone = wrapped(reference, gradient_checkpointing=checkpointing).train()
         seen: list[int] = []
-        name = next(name for name in linear_layers(backbone.model) if ".0." in name)
+        name = next(name for name in chosen_layers(backbone.model, ["all-linear"]) if ".0." in name)
         backbone.model.get_submodule(name).register_forward_hook(lambda *_, seen=seen: seen.append(1))
         torch.manual_seed(0)
         backbone(batch).square().mean().backward()
@@ -115,13 +115,6 @@ def test_a_backbone_knows_its_direction_and_the_rates_of_its_layers(name, packed
     assert set(rates.values()) == {0.5, 0.25, 0.125}
     assert rates[packed.model.get_input_embeddings().weight] == 0.125
     assert rates[list(packed.model.parameters())[-1]] == 0.5
-
-
-def test_wrapping_one_model_leaves_others_of_the_same_config_alone():
-    model = small_model("bert")
-    wrapper = HuggingFaceBackbone(type(model)(model.config))
-    assert model.config._attn_implementation == "sdpa"
-    assert wrapper.config._attn_implementation == "esmeray_packed"
 
 
 @pytest.mark.parametrize(

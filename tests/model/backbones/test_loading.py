@@ -13,9 +13,10 @@ from transformers import FNetConfig, FNetModel, OlmoConfig, OlmoModel, T5ForCond
 
 from esmeray.common.errors import ConfigError, DataError
 from esmeray.dataset.tokens.esm import VOCABULARY
-from esmeray.model.backbones.architectures import PACKED, read_config
 from esmeray.model.backbones.huggingface import PaddedBackbone
+from esmeray.model.backbones.huggingface_loading import read_config
 from esmeray.model.backbones.loading import build_backbone
+from esmeray.model.backbones.source import PACKED
 from esmeray.model.section import BackboneSection
 from tests.model.small_models import (
     PAD,

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from esmeray.model.heads.heads import LightAttention
-from esmeray.model.heads.pooling import pool
+from esmeray.model.heads.pooling import LightAttention, pool
 from tests.model.support import assert_near, batch_of_lengths, no_waiting, segments
 
 COUNTS = [5, 0, 1, 40, 16, 0, 333, 17]

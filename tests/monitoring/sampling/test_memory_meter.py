@@ -16,7 +16,7 @@ def test_the_peak_keeps_freed_memory_until_it_is_reset():
     meter = MemoryMeter(CPU)
     meter.free()
     before = meter.peak_bytes()
-    limited = MemoryMeter(CPU, before + 32 * MIB)
+    limited = MemoryMeter(CPU, before / MIB + 32)
     assert limited.total_bytes() == before + 32 * MIB
     limited.check()
     block = torch.ones(64 * MIB, dtype=torch.uint8)

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 
 from esmeray.cluster.placement import Workers
@@ -6,7 +8,7 @@ from esmeray.dataset.store.conversion import ensure_store
 from esmeray.dataset.store.reader import Store
 from esmeray.tasks.plan import estimate_size, size_of_store, task_plan
 from esmeray.training.config import Config
-from esmeray.training.launch.planning import Plan, check_warm_up, make_plan
+from esmeray.training.launch.planning import Plan, check_task, check_warm_up, make_plan
 from tests.runs import tiny_config
 
 
@@ -22,6 +24,25 @@ def test_estimate_is_near_what_the_store_then_holds(tmp_path):
     exact = size_of_store(Store(ensure_store(config.data, tmp_path)), config.data)
     assert not estimate.exact
     assert abs(estimate.tokens / exact.tokens - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("task", "network", "is_used"),
+    [
+        ("autoencoder", "vectors", False),
+        ("diffusion", "vectors", False),
+        ("terms", "vectors", False),
+        ("terms", "backbone", True),
+        ("masked_lm", "vectors", True),
+    ],
+)
+def test_adapters_that_a_task_would_not_train_are_refused_in_a_new_run(tmp_path, task, network, is_used):
+    model = {"task": task, "terms": {"network": network}, "backbone": {"lora": {"rank": 2}}}
+    config = tiny_config(tmp_path, model=model)
+    checked = task_plan(config.data, config.model), config.training, config.deepspeed
+    check_task(*checked, is_begun=True)  # its adapters were ignored before, too
+    with nullcontext() if is_used else pytest.raises(ConfigError, match=rf"lora\.rank 2: model\.task {task} trains no"):
+        check_task(*checked)
 
 
 def test_plan_says_steps_and_memory(tmp_path):

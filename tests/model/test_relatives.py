@@ -3,8 +3,8 @@
 import torch
 
 from esmeray.dataset.tokens.esm import STANDARD_RESIDUES, VOCABULARY
-from esmeray.model.backbones.gapped_kmers import KMERS, PATTERNS, KmerBackbone
 from esmeray.model.heads.pooling import mean_over_residues
+from esmeray.model.relatives import KMERS, PATTERNS, KmerBackbone
 from tests.model.support import assert_near, pack_sequences
 
 LETTERS = "".join(VOCABULARY[residue] for residue in STANDARD_RESIDUES)
