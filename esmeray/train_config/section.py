@@ -20,9 +20,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, refusal
 from esmeray.common.processor import default_precision
-from esmeray.common.text import refusal
 from esmeray.train_config.removed import removal_of, without_removed
 
 KeyPath = tuple[str, ...]

@@ -22,9 +22,8 @@ from esmeray.cluster import connection
 from esmeray.cluster.placement import NodeResources, Workers
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import say
-from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, last_line
 from esmeray.common.publishing import write_atomically
-from esmeray.common.text import last_line
 from esmeray.installation import python_path
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import with_precision

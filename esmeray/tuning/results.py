@@ -124,7 +124,7 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
     searched = frozenset(KEYS[name] for name in results.space.varied)
-    limit = limiting_factor(Facts(**shares, tried=searched))
+    limit = limiting_factor(Facts(shares, tried=searched))
     if limit is not None:
         yield f"{limit}."
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, did_you_mean
 from esmeray.common.progress import record_bar
-from esmeray.common.text import counted, did_you_mean
+from esmeray.common.text import counted
 from esmeray.dataset.embeddings import joining
 from esmeray.dataset.embeddings.formats.registry import TABLE_FORMATS
 from esmeray.dataset.embeddings.reader import open_vectors

@@ -22,8 +22,8 @@ from typing import Annotated, NamedTuple
 import pynvml
 from pydantic import Field
 
-from esmeray.common.errors import EsmerayError, ResourceError
-from esmeray.common.text import counted, first_line
+from esmeray.common.errors import EsmerayError, ResourceError, first_line
+from esmeray.common.text import counted
 from esmeray.tools.grammar import command
 
 _INSTALL = "pip install -r requirements/requirements.lock"
