@@ -31,8 +31,11 @@ SCRIPTS = ("gpu", "public")
 """First words of a command line that belongs to another script."""
 
 
-def parsed(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line."""
+def main(argv: list[str]) -> int:
+    """Parse, check that all peers are installed, measure."""
+    if argv and argv[0] in SCRIPTS:
+        # Imported here: they load torch, which --help does not need.
+        return importlib.import_module(f"benchmarks.{argv[0]}.script").main(argv[1:])
     parser = argparse.ArgumentParser(
         "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -43,21 +46,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     add("--fasta", type=Path, help="proteins to work on; the UniRef90 sample of development, or the embedded sample")
     add("--vectors", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the indexes of the stage index")
     add("--list", action="store_true", help="list the stages, and end")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str]) -> int:
-    """Parse, check that all peers are installed, measure."""
-    if argv and argv[0] in SCRIPTS:
-        # Imported here: they load torch, which --help does not need.
-        return importlib.import_module(f"benchmarks.{argv[0]}.script").main(argv[1:])
-    arguments = parsed(argv)
-    stages = load_stages(arguments.stages)
-    if arguments.list:
-        for stage in stages:
-            print(f"{stage.name}: {stage.summary}")
-        return 0
-    require_packages(stages)
+    arguments = parser.parse_args(argv)
     # Without downloads and messages of the peers' libraries while time is taken.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
     # Imported here, since they load torch.
@@ -67,14 +56,18 @@ def main(argv: list[str]) -> int:
     machine = describe_machine()
     if machine.gpu is None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no accelerator
+    stages = load_stages(arguments.stages)
+    if arguments.list:
+        for stage in stages:
+            print(f"{stage.name}: {stage.summary}")
+        return 0
+    require_packages(stages)
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
     # Results are published with their command: an absolute path is cut to its last part.
     words = [Path(word).name if Path(word).is_absolute() else word for word in argv]
     command = shlex.join(["python", "-m", "benchmarks", *words])
-    return run_stages(
-        stages, Run(machine, output, arguments.quick, command, MODULES, arguments.fasta, tuple(arguments.vectors))
-    )
+    return run_stages(stages, Run(machine, output, arguments.quick, command, arguments.fasta, tuple(arguments.vectors)))
 
 
 def load_stages(names: Sequence[str] = ()) -> list[Stage]:

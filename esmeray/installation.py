@@ -12,8 +12,7 @@ from typing import Any
 
 import esmeray
 from esmeray.common.command_line import warn
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import UNUSABLE, first_line
+from esmeray.common.errors import UNUSABLE, ConfigError, first_line
 
 PACKAGE = Path(esmeray.__file__).parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "train_ray.py").is_file() else None
@@ -43,7 +42,7 @@ def added(
 
     Each addition has the type ``of_type``. ``checked`` takes its name and the object, and returns the object to use, or
     raises. Additions that can't be imported or used are left out with a warning; a request for one by name reports the
-    reason (:data:`esmeray.common.text.UNUSABLE`).
+    reason (:data:`esmeray.common.errors.UNUSABLE`).
     """
     points = _entry_points().select(group=f"esmeray.{kind}")
     names = [point.name for point in points]

@@ -20,7 +20,6 @@ Answer = Iterable[bytes]
 def use_storage(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     """Use these settings of the section ``storage`` until the test ends."""
     monkeypatch.setenv(remote.VARIABLE, "{}")
-    monkeypatch.setattr(remote, "_storage", remote.storage())
     remote.use(remote.Storage(**settings))
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from esmeray.common import remote
-
 GRACE_S = 2.0
 """Seconds to wait for other ranks after a rank failed; they may hang in a collective."""
 TIMEOUT_S = 170.0
@@ -104,7 +102,6 @@ def _take(environment: dict[str, str]) -> None:
     # The processes started with another test's environment, e.g. the address and credentials of a store.
     os.environ.clear()
     os.environ.update(environment)
-    remote.use(remote.inherited())
 
 
 def _failure(call: Future[None]) -> str | None:

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     bench = Bench(arguments.device, arguments.sizes, arguments.tokens, arguments.backend)
     # Parts are stages, so that one runner writes and reports both.
     command = shlex.join(["python", "-m", "benchmarks", "gpu", *argv])
-    run = Run(describe_machine(), arguments.output, False, command, list(PARTS), minutes=arguments.minutes)
+    run = Run(describe_machine(), arguments.output, False, command, minutes=arguments.minutes)
     stages = [
         Stage(name, (PARTS[name].__doc__ or "").strip(), partial(_rows, name, bench))
         for name in arguments.part or PARTS
@@ -65,11 +65,12 @@ def main(argv: list[str]) -> int:
 
 
 def _rows(part: str, bench: Bench, _: Setting) -> Iterator[Row]:
-    """Yield a part's rows, then release the device's memory and compiled code."""
+    """Yield a part's rows, then reset what it changed, and release the device's memory and compiled code."""
     try:
         yield from PARTS[part](bench)
     finally:
         # Also after a part that broke: the memory that it holds would make the next one fail, too.
         torch._dynamo.reset()
         if bench.device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
             torch.cuda.empty_cache()

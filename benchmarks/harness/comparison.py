@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 from typing import Any, Literal
 
-from benchmarks.harness.results import quantity
+from benchmarks.harness.runner import shown
 from benchmarks.harness.stage import Row, Setting
 from esmeray.common import timing
 
@@ -34,8 +34,8 @@ def compare(
         floor = (floors or {}).get(peer) if setting.device == "cpu" else None
         yield {
             "case": case,
-            "ours": f"{ours}: {quantity(median(samples[ours]), unit)}",
-            "peer": f"{peer}: {quantity(median(samples[peer]), unit)}",
+            "ours": f"{ours}: {shown(median(samples[ours]))} {unit}",
+            "peer": f"{peer}: {shown(median(samples[peer]))} {unit}",
             "ratio": ratio.value,
             "low": ratio.low,
             "high": ratio.high,

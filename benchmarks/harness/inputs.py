@@ -3,25 +3,19 @@
 The proteins are the user's, or the UniRef90 sample of development, or the embedded sample.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import EsmForMaskedLM
 
 from benchmarks.harness.stage import DEVELOPMENT_DATA, Setting, WrongWorkError
 from esmeray.dataset.section import DataSection, SampleSection
 from esmeray.dataset.store.conversion import SAMPLE, ensure_store
 from esmeray.dataset.store.reader import Store
-from esmeray.dataset.tokens.model_folder import quiet_transformers
-from esmeray.inference.models.model import run
-from esmeray.inference.models.opening import open_model
 from esmeray.model.backbones.loading import load_network
 from esmeray.model.section import BackboneSection
-from esmeray.train_config.section import Precision
 
 MAX_RESIDUES = 1022
 """Length that ESM-2 was trained with; every contender crops longer proteins at their start to this."""
@@ -64,28 +58,6 @@ def write_fasta(path: Path, sequences: Sequence[str]) -> Path:
 def random_network(size: str, **changes: int) -> EsmForMaskedLM:
     """Return an ESM-2 in fp32 on the CPU, with these changes of its config; the same weights each time."""
     return load_network(BackboneSection.model_validate({"source": size, **changes}), seed=0).eval()
-
-
-def save_weights(network: EsmForMaskedLM, folder: Path) -> Path:
-    """Save the backbone's weights and config for ``from_pretrained``."""
-    with quiet_transformers():
-        network.esm.save_pretrained(folder)
-    return folder
-
-
-def our_embedder(folder: Path, device: str, precision: Precision) -> Callable[[Sequence[str]], Tensor]:
-    """Return a function that does an embedding job's work on N sequences: (N, D) means over residues."""
-    model = open_model(folder, precision, device, heads=[])
-    outputs = model.outputs(["mean"])
-
-    def embed(sequences: Sequence[str]) -> Tensor:
-        means_ND = torch.empty(len(sequences), model.facts.hidden_size)
-        # Batches come in the order of the plan, longest first.
-        for batch in run(model, sequences, outputs, model.token_budget(None)):
-            means_ND[torch.from_numpy(batch.indices)] = torch.from_numpy(batch.arrays["mean"])
-        return means_ND
-
-    return embed
 
 
 def require_agreement(reference: str, vectors: Mapping[str, NDArray[np.float32]]) -> None:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from transformers import EsmModel, EsmTokenizer
 
+from benchmarks.harness.inputs import random_network
 from benchmarks.harness.stage import Device, Setting
 from esmeray.common.processor import default_precision
 from esmeray.common.timing import timed
-from esmeray.dataset.tokens.esm import VOCABULARY
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.model_folder import quiet_transformers
 
 MAX_TOKENS = 1024
@@ -32,12 +33,12 @@ SEARCHED_BATCHES: dict[Device, tuple[int, ...]] = {"cpu": (1, 2, 4, 8, 16), "cud
 _DTYPES = {"fp16": torch.float16, "bf16 weights": torch.bfloat16}
 
 
-def esm_tokenizer(folder: Path) -> EsmTokenizer:
-    """Return the tokenizer of ``facebook/esm2_t6_8M_UR50D``, without a download."""
-    folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    return EsmTokenizer(str(vocabulary), model_max_length=MAX_TOKENS)
+def write_model(folder: Path, size: str, **changes: int) -> str:
+    """Save random weights of EsmForMaskedLM with the tokenizer, as the hub has ESM-2; return the folder."""
+    with quiet_transformers():
+        random_network(size, **changes).save_pretrained(folder)
+    EsmSequenceTokenizer().save(folder, model_max_length=MAX_TOKENS)
+    return str(folder)
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Tuning:
 class TransformersEmbedder:
     """EsmModel with a padding tokenizer; call it with sequences."""
 
-    def __init__(self, folder: Path, device: str, tuning: Tuning) -> None:
+    def __init__(self, folder: str, device: str, tuning: Tuning) -> None:
         self.tuning = tuning
         self._device = device
-        self._tokenizer = esm_tokenizer(folder / "tokenizer")
+        self._tokenizer = EsmTokenizer.from_pretrained(folder)
         dtype = _DTYPES.get(tuning.precision, torch.float32)
         with quiet_transformers():
             model: Any = EsmModel.from_pretrained(folder, add_pooling_layer=False, dtype=dtype)
@@ -95,11 +96,11 @@ def embed_file(model: str, device: Device, tuned: dict[str, Any], fasta: str, ta
     """Do the work of a whole script: a FASTA file to an npz file of ids and vectors."""
     with dnaio.open(fasta) as reader:
         sequences = {record.id: record.sequence for record in reader}
-    vectors = TransformersEmbedder(Path(model), device, Tuning(**tuned))(list(sequences.values()))
+    vectors = TransformersEmbedder(model, device, Tuning(**tuned))(list(sequences.values()))
     np.savez(target, ids=np.array(list(sequences)), vectors=vectors.numpy())
 
 
-def search_tuning(folder: Path, setting: Setting, sequences: Sequence[str]) -> Tuning:
+def search_tuning(folder: str, setting: Setting, sequences: Sequence[str]) -> Tuning:
     """Return the fastest precision and batch size on these sequences; fp32 if the processor lacks bf16 instructions."""
     half = default_precision(setting.device == "cuda") == "bf16"
     seconds: dict[Tuning, float] = {}

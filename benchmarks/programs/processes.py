@@ -1,20 +1,18 @@
 """Programs and functions in processes of their own, and the peak memory of their work.
 
-On a CPU it is the resident memory of the process, whose peak Linux records (``VmHWM``) and lets a process reset
-(proc(5), ``clear_refs``), and the private memory of its loader processes. On CUDA it is what torch has allocated.
+On a CPU it is the resident memory of the process, and the private memory of its loader processes. On CUDA it is what
+torch has reserved.
 """
 
-import ctypes
-import gc
 import json
 import os
-import signal
+import resource
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -26,86 +24,56 @@ from benchmarks.harness.stage import REPOSITORY
 _MARK = "result of the work: "
 
 
-class MemoryMeter:
-    """Peak memory from now on. What the process holds by now, such as its libraries, is subtracted."""
+def peak_memory() -> Callable[[], int]:
+    """Return a function that gives the peak memory from now on, in bytes.
 
-    def __init__(self) -> None:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        cuda = _cuda()
-        if cuda:
-            cuda.empty_cache()
-            cuda.reset_peak_memory_stats()
-        self._before_bytes = _status_bytes("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")
-
-    def peak_bytes(self) -> int:
-        """Return the peak on the device that computes."""
-        cuda = _cuda()
-        if cuda:
-            return int(cuda.max_memory_allocated())
-        own = _status_bytes("VmHWM") - self._before_bytes
-        return own + sum(child.memory_full_info().uss for child in psutil.Process().children())
-
-
-def _status_bytes(key: str) -> int:
-    """Return a size of this process (proc(5), ``status``)."""
-    kilobytes = Path("/proc/self/status").read_text(encoding="ascii").partition(f"{key}:")[2].split()[0]
-    return 1024 * int(kilobytes)
-
-
-def _cuda() -> Any:
-    """Return ``torch.cuda`` if torch is loaded and finds a GPU."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch and torch.cuda.is_available() else None
-
-
-@contextmanager
-def started(command: Sequence[str], **pipes: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a program in the repository's root for the length of the block, then send it SIGTERM.
-
-    It is killed only if it does not end: a killed launcher would leave its workers behind.
+    On a CPU, what the process holds by now, such as its libraries, is subtracted.
     """
-    # In a session of its own: Ctrl-C in the terminal reaches the benchmark only, which then ends the program.
-    process = subprocess.Popen(command, cwd=REPOSITORY, text=True, start_new_session=True, **pipes)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)  # no effect if it has ended
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    from esmeray.model.device import choose_device  # here: they load torch, and run_measured needs a small process
+    from esmeray.monitoring.sampling.memory_meter import MemoryMeter
 
+    device = choose_device()
+    meter = MemoryMeter(device)
+    meter.free()
+    before_bytes = 0 if device.type == "cuda" else meter.peak_bytes()
 
-@contextmanager
-def begun(function: str, /, **arguments: Any) -> Iterator[Callable[[], Any]]:
-    """Start ``module:function`` in a fresh process; yield a callable that waits for its end and returns its result.
+    def peak_bytes() -> int:
+        children = psutil.Process().children() if device.type == "cpu" else ()
+        return meter.peak_bytes() - before_bytes + sum(child.memory_full_info().uss for child in children)
 
-    Arguments and result travel as JSON, dataclasses as dictionaries. The callable raises RuntimeError, with the end of
-    the output, if the function failed.
-    """
-    # A file and not a pipe: arguments such as thousands of proteins would fill it before the process reads.
-    with tempfile.TemporaryFile("w+") as stdin:
-        json.dump(arguments, stdin, default=asdict)
-        stdin.seek(0)
-        pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with started([sys.executable, "-m", __name__, function], **pipes) as process:
-            yield lambda: _result(process)
+    return peak_bytes
 
 
 def call(function: str, /, **arguments: Any) -> Any:
-    """Return the result of a function in a fresh process; see :func:`begun`."""
-    with begun(function, **arguments) as result:
-        return result()
+    """Return the result of ``module:function`` in a fresh process.
 
-
-def _result(process: subprocess.Popen[str]) -> Any:
-    output, errors = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"{process.args!r} ended with code {process.returncode}: {(output + errors)[-2000:]}")
+    Arguments and result travel as JSON, dataclasses as dictionaries. Raises RuntimeError, with the end of the output,
+    if the function failed.
+    """
+    command = [sys.executable, "-m", __name__, function]
+    text = json.dumps(arguments, default=asdict)
+    done = subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command!r} ended with code {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
     # After the mark: libraries may print on the way.
-    return json.loads(output.rpartition(_MARK)[2])
+    return json.loads(done.stdout.rpartition(_MARK)[2])
+
+
+def programs(commands: Mapping[str, str], folder: Path) -> dict[str, Callable[[], tuple[float, float]]]:
+    """Return functions that run Python modules with arguments, ``{0}`` for the folder, as :func:`run_measured` does."""
+    # Split before the folder is inserted, which may contain a blank.
+    words = {name: [word.format(folder) for word in command.split()] for name, command in commands.items()}
+    return {name: partial(call, f"{__name__}:run_measured", words=own) for name, own in words.items()}
+
+
+def run_measured(words: list[str]) -> tuple[float, float]:
+    """Return seconds and peak resident MB of a Python module with its arguments.
+
+    In a small process of its own: Linux also counts what a process held before it became another program.
+    """
+    start_s = time.perf_counter()
+    subprocess.run([sys.executable, "-m", *words], stdout=sys.stderr, check=True)
+    return time.perf_counter() - start_s, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
 
 
 def _main(function: str) -> None:

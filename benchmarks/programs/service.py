@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,33 +21,41 @@ import aiohttp
 import numpy as np
 import yaml
 
-from benchmarks.programs.processes import begun, started
+from benchmarks.harness.stage import REPOSITORY
+from benchmarks.programs.processes import call
 
 START_S = 180.0
 
 
 @contextmanager
-def server(command: Sequence[str], port: int, ready: str = "/ready") -> Iterator[subprocess.Popen[str]]:
-    """Start a command; yield its process once the path ``ready`` answers."""
-    with started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        until_s = time.monotonic() + START_S
-        while not _answers(f"http://127.0.0.1:{port}{ready}"):
-            if process.poll() is not None or time.monotonic() > until_s:
-                raise RuntimeError(f"the server ended, or was not ready within {START_S:g} s")
-            time.sleep(0.2)
-        yield process
+def server(command: Sequence[str], port: int, ready: str = "/ready") -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in the repository's root; yield its process once the path ``ready`` answers. End it with SIGTERM.
 
-
-def _answers(url: str) -> bool:
+    It is killed only if it does not end: a killed launcher would leave its workers behind.
+    """
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # In a session of its own: Ctrl-C in the terminal reaches the benchmark only, which then ends the server.
+    process = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **quiet)
+    until_s = time.monotonic() + START_S
     try:
-        urlopen(url, timeout=5).close()
-    except OSError:
-        return False
-    return True
+        while process.poll() is None and time.monotonic() < until_s:
+            with suppress(OSError):
+                urlopen(f"http://127.0.0.1:{port}{ready}", timeout=5).close()
+                break
+            time.sleep(0.2)
+        else:
+            raise RuntimeError(f"the server ended, or was not ready within {START_S:g} s")
+        yield process
+    finally:
+        process.terminate()  # no effect if it has ended
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 @contextmanager
-def service(folder: Path, model: dict[str, object], **more: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def service(folder: Path, model: dict[str, object], **more: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Start our service with one model, on a Ray cluster of its own; yield its address and process."""
     port = free_port()
     path = folder / f"serve-{port}.yaml"  # a stage may start several services
@@ -93,22 +100,15 @@ class Outcome:
     latencies_ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
-    @property
-    def by_status(self) -> str:
-        """Number of answers by status, as text."""
-        return str(dict(sorted(Counter(self.statuses).items())))
-
     def percentile_ms(self, percent: float) -> float:
         """Return a percentile of the accepted requests; NaN without any."""
         accepted = [ms for ms, status in zip(self.latencies_ms, self.statuses, strict=True) if status == 200]
         return float(np.percentile(accepted, percent)) if accepted else float("nan")
 
 
-@contextmanager
-def begun_load(load: Load) -> Iterator[Callable[[], Outcome]]:
-    """Start a load in another process; yield a callable that waits for its outcome."""
-    with begun(f"{__name__}:send_all", load=load) as result:
-        yield lambda: Outcome(**result())
+def answered(load: Load) -> Outcome:
+    """Send the requests of a load from another process; return its outcome."""
+    return Outcome(**call(f"{__name__}:send_all", load=load))
 
 
 def send_all(load: dict[str, Any]) -> Outcome:

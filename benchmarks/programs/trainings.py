@@ -33,10 +33,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from benchmarks.peers.transformers_embedding import esm_tokenizer
-from benchmarks.programs.processes import MemoryMeter, call
+from benchmarks.programs.processes import call, peak_memory
 from esmeray.cluster.collective import WorkerContext
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.model.backbones.huggingface_loading import save_network
 from esmeray.model.device import choose_device
 from esmeray.run_folder.paths import RunFolder
@@ -113,7 +113,7 @@ def ours(config: dict[str, Any], store: str, folder: str, held_out: str | None =
     run = RunFolder(folder, settings.run.name)
     run.path.mkdir(parents=True)
     worker = build_worker(settings, WorkerContext(device=make_group()), run, store, None)
-    meter = MemoryMeter()
+    peak_bytes = peak_memory()
     steps: list[Step] = []
 
     def write(kind: str, step: int, **metrics: Any) -> None:
@@ -130,11 +130,13 @@ def ours(config: dict[str, Any], store: str, folder: str, held_out: str | None =
         loop(worker, position)
     except EnoughError:
         worker.experiment.close()
-    memory_bytes = meter.peak_bytes()
-    save_network(worker.engine.module.network(), run.path / "model")  # type: ignore[operator]
+    memory_bytes = peak_bytes()
+    export = run.path / "model"
+    save_network(worker.engine.module.network(), export)  # type: ignore[operator]
+    EsmSequenceTokenizer().save(export)
     # Read the way users read an export, with transformers' own forward pass.
-    network = EsmForMaskedLM.from_pretrained(run.path / "model")
-    bits = bits_per_residue(network, held_out, esm_tokenizer(run.path), settings.data.max_length)
+    network, tokenizer = EsmForMaskedLM.from_pretrained(export), EsmTokenizer.from_pretrained(export)
+    bits = bits_per_residue(network, held_out, tokenizer, settings.data.max_length)
     return Training(steps, memory_bytes, bits)
 
 
@@ -172,7 +174,7 @@ class StepClock(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.meter = MemoryMeter()  # DeepSpeed's engine is built by now
+        self.peak_bytes = peak_memory()  # DeepSpeed's engine is built by now
         self._ended_s = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -216,7 +218,7 @@ def trainer(
     # One entry per step, and a summary without a loss.
     losses = [entry["loss"] for entry in counting.state.log_history if "loss" in entry]
     steps = [Step(*counted, loss) for counted, loss in zip(clock.steps, losses, strict=True)]
-    return Training(steps, clock.meter.peak_bytes(), bits_per_residue(model, held_out, tokenizer, residues))
+    return Training(steps, clock.peak_bytes(), bits_per_residue(model, held_out, tokenizer, residues))
 
 
 def make_group() -> torch.device:

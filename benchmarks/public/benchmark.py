@@ -58,9 +58,14 @@ class Work:
     weights: str | None
     commands: list[str] = field(default_factory=list)
 
-    def run(self, command: str) -> None:
-        """Run ``esmeray COMMAND``, with FOLDER and DATA for the two folders. Raises DataError if it fails."""
+    def run(self, command: str, makes: str | None = None) -> None:
+        """Run ``esmeray COMMAND``, with FOLDER and DATA for the two folders. Raises DataError if it fails.
+
+        ``makes``: its output in the folder. If a stopped seed has it already, nothing is run.
+        """
         self.commands.append(f"esmeray {command}")
+        if makes is not None and (self.folder / makes).exists():
+            return
         words = shlex.split(command)
         arguments = [word.replace("FOLDER", str(self.folder)).replace("DATA", str(self.data)) for word in words]
         log = self.folder / "log.txt"
@@ -126,7 +131,7 @@ def measured(benchmark: PublicBenchmark, work: Work, file: Path) -> Measured:
     start_s = time.perf_counter()
     result = Measured(
         values=benchmark.measure(work),
-        commands=work.commands,
+        commands=list(dict.fromkeys(work.commands)),  # several values may need the same one
         seconds=time.perf_counter() - start_s,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         revision=revision(),

@@ -37,8 +37,9 @@ def _evaluated(work: Work, model: str, prefix: str) -> dict[str, Value]:
 
 
 def _convert_test_chains(work: Work) -> None:
-    if not (work.folder / "test_store").exists():  # a seed that was stopped has it
-        work.run("data structures --data.source DATA/structures/test --structures.store FOLDER/test_store")
+    work.run(
+        "data structures --data.source DATA/structures/test --structures.store FOLDER/test_store", makes="test_store"
+    )
 
 
 def _values(metrics: dict, prefix: str) -> dict[str, Value]:

@@ -50,13 +50,12 @@ def sensitivities(work: Work) -> dict[str, Value]:
     model, output = work.weights or "FOLDER/model", "mean" if work.weights else "relatives"
     if work.weights is None:
         labelled = "--fit.input FOLDER/learnt.fasta --fit.labels FOLDER/labels.tsv --fit.level 1"
-        work.run(f"embed fit {labelled} --fit.seed {work.seed} --fit.output FOLDER/model")
+        work.run(f"embed fit {labelled} --fit.seed {work.seed} --fit.output FOLDER/model", makes="model")
     files = f"--embed.input FOLDER/all.fasta --embed.output FOLDER/vectors --embed.outputs {output}"
-    work.run(f"embed run --embed.models {model} {files}")
-    if not (folder / "align.tsv").exists():  # a seed that was stopped may have it
-        work.run("data convert --data.source FOLDER/all.fasta --convert.store FOLDER/all.store --overwrite")
-        files = "--align.queries FOLDER/queries.fasta --align.store FOLDER/all.store --align.output FOLDER/align.tsv"
-        work.run(f"align {files} --align.hits 300 --align.evalue 10000")
+    work.run(f"embed run --embed.models {model} {files}", makes="vectors")
+    work.run("data convert --data.source FOLDER/all.fasta --convert.store FOLDER/all.store", makes="all.store")
+    files = "--align.queries FOLDER/queries.fasta --align.store FOLDER/all.store --align.output FOLDER/align.tsv"
+    work.run(f"align {files} --align.hits 300 --align.evalue 10000", makes="align.tsv")
     write_blend(folder)
     values = {}
     for source in ("vectors", "align.tsv", "both.tsv"):

@@ -27,8 +27,9 @@ _BETA_LACTAMASE_SIZES = (48, 96, 240)
 
 def _fit(work: Work, settings: str) -> None:
     """Run ``esmeray mutations fit`` with output in the folder ``fit``."""
-    if not (work.folder / "fit").exists():  # a seed that was stopped may have it
-        work.run(f"mutations fit --fit.features one_hot --fit.output FOLDER/fit --fit.seed {work.seed} {settings}")
+    work.run(
+        f"mutations fit --fit.features one_hot --fit.output FOLDER/fit --fit.seed {work.seed} {settings}", makes="fit"
+    )
 
 
 def _assays(work: Work) -> dict[str, Value]:
@@ -46,8 +47,9 @@ def _assays(work: Work) -> dict[str, Value]:
         for ending, spearman in (("", ours), (": EVE", eve)):
             values |= {f"{assay} {size}{ending}": Value(value=value) for assay, value in spearman.items()}
             values[f"mean {size}{ending}"] = Value(value=mean(spearman.values()))
-    if not (work.folder / "campaign").exists():
-        work.run(f"mutations campaign FOLDER/fit --campaign.output FOLDER/campaign --campaign.seed {work.seed}")
+    work.run(
+        f"mutations campaign FOLDER/fit --campaign.output FOLDER/campaign --campaign.seed {work.seed}", makes="campaign"
+    )
     table = pd.read_csv(work.folder / "campaign" / "campaign.csv")
     means = table[table["round"] == table["round"].max()].groupby("way")["found"].mean()
     return values | {name: Value(value=means[way]) for way, name in _CAMPAIGN.items()}

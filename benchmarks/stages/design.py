@@ -7,11 +7,10 @@ also draws logos. Tests compare the log-probabilities of both.
 
 import gzip
 from collections.abc import Iterator
-from functools import partial
 
 from benchmarks.harness.comparison import compare_runs
 from benchmarks.harness.stage import DEVELOPMENT_DATA, Row, Setting, Stage
-from benchmarks.programs.processes import call
+from benchmarks.programs.processes import programs
 
 COMMANDS = {
     "parse": "helper_scripts.parse_multiple_chains --input_path {0}/chains --output_path {0}/chains.jsonl",
@@ -20,17 +19,14 @@ COMMANDS = {
     "proteinmpnn": "benchmarks.peers.proteinmpnn_program --jsonl-path {0}/chains.jsonl --out-folder {0}/peer "
     "--num-seq-per-target 4 --batch-size 4",
 }
-_RUN = "benchmarks.stages.function_evaluation:run_measured"
 
 
 def _rows(setting: Setting) -> Iterator[Row]:
     (setting.folder / "chains").mkdir()
     for file in sorted((DEVELOPMENT_DATA / "structures" / "test").glob("*.gz"))[: 3 if setting.quick else 100]:
         (setting.folder / "chains" / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-    # Split before the folder is inserted, which may contain a blank.
-    words = {name: [word.format(setting.folder) for word in command.split()] for name, command in COMMANDS.items()}
-    call(_RUN, words=words.pop("parse"))
-    runs = {name: partial(call, _RUN, words=own) for name, own in words.items()}
+    runs = programs(COMMANDS, setting.folder)
+    runs.pop("parse")()
     yield from compare_runs(setting, "four designs per chain", "s", runs, floors={"proteinmpnn": 3.0}, better="lower")
 
 

@@ -6,12 +6,7 @@ ancestors each, 8,000 annotated proteins, 200 predicted terms each. cafaeval get
 four matrices of proteins by terms. Each program runs once; the curves of both must agree.
 """
 
-import resource
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +14,7 @@ import pandas as pd
 
 from benchmarks.harness.comparison import compare_runs
 from benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
-from benchmarks.programs.processes import call
+from benchmarks.programs.processes import programs
 
 OURS, PEER = "function evaluate, 1,000 draws", "cafaeval"
 COMMANDS = {
@@ -37,23 +32,10 @@ def _rows(setting: Setting) -> Iterator[Row]:
     folder = setting.folder
     write_files(folder, proteins, terms)
     setting.facts.update({"proteins": proteins, "terms": terms, "predictions": proteins * PREDICTED})
-    # Split before the folder is inserted, which may contain a blank.
-    words = {name: [word.format(folder) for word in command.split()] for name, command in COMMANDS.items()}
-    runs = {name: partial(call, f"{__name__}:run_measured", words=own) for name, own in words.items()}
     options = {"floors": {PEER: 20.0}, "better": "lower", "rounds": 1}
-    rows = [*compare_runs(setting, "evaluation of functions", "s", runs, **options)]
+    rows = [*compare_runs(setting, "evaluation of functions", "s", programs(COMMANDS, folder), **options)]
     require_agreement(folder)
     yield from rows
-
-
-def run_measured(words: list[str]) -> tuple[float, float]:
-    """Return seconds and peak resident MB of a Python module with its arguments.
-
-    In a small process of its own: Linux also counts what a process held before it became another program.
-    """
-    start_s = time.perf_counter()
-    subprocess.run([sys.executable, "-m", *words], stdout=sys.stderr, check=True)
-    return time.perf_counter() - start_s, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
 
 
 def write_files(folder: Path, proteins: int, terms: int) -> None:

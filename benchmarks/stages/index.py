@@ -55,7 +55,6 @@ def _rows(setting: Setting) -> Iterator[Row]:
     random = np.random.default_rng(0)
     proteins = _protein_vectors(setting)
     for number in (QUICK_VECTORS,) if setting.quick else setting.vectors:
-        setting.note(f"{number:,} vectors")
         folder = setting.folder / f"vectors-{number}"
         vectors = write_vectors(folder, number, partial(_mutants, proteins, random))
         spread = vectors[:1000].std(axis=0)
@@ -65,7 +64,6 @@ def _rows(setting: Setting) -> Iterator[Row]:
 
 
 def _protein_vectors(setting: Setting) -> Values:
-    setting.note("embedding proteins")
     texts = [text[:RESIDUES] for text in read_proteins(setting)[: 50 if setting.quick else EMBEDDED]]
     return np.asarray(open_model("esm2_t6_8M", device="cpu", random_weights=True).embed(texts))
 

@@ -17,30 +17,22 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dnaio
 import numpy as np
 
 from benchmarks.harness.comparison import compare, compare_runs
-from benchmarks.harness.inputs import (
-    our_embedder,
-    random_network,
-    read_proteins,
-    require_agreement,
-    save_weights,
-    spread_by_length,
-    write_fasta,
-)
+from benchmarks.harness.inputs import read_proteins, require_agreement, spread_by_length, write_fasta
 from benchmarks.harness.stage import Device, Row, Setting, Stage
-from benchmarks.peers.transformers_embedding import Tuning, embed_file, search_tuning
-from benchmarks.programs.processes import MemoryMeter, call
+from benchmarks.peers.transformers_embedding import Tuning, embed_file, search_tuning, write_model
+from benchmarks.programs.processes import call, peak_memory
 from esmeray.common.processor import default_precision
 from esmeray.common.timing import timed
 from esmeray.dataset.embeddings.reader import read_embeddings
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.embedding.section import EmbedJobSection
+from esmeray.inference.models.opening import open_model
 from esmeray.train_config.section import Precision
 
 OURS, STOCK, TUNED, FORWARD = "esmeray embed", "stock script", "transformers tuned by hand", "esmeray, forward alone"
@@ -71,7 +63,7 @@ def _inputs(size: str, setting: Setting, proteins: list[str]) -> dict[str, Any]:
     number = 8 if setting.quick else PROTEINS[setting.device][size]
     # Whole processes embed twice as many proteins, so that start-up counts less.
     counts = {"many": 2 * number, "whole": number, "short": WARM_UP_PROTEINS, "one": 1}
-    model = save_weights(random_network(SIZES[size]), folder)
+    model = write_model(folder, SIZES[size])
     files = {
         name: str(write_fasta(folder / f"{name}.fasta", spread_by_length(proteins, count)))
         for name, count in counts.items()
@@ -80,7 +72,7 @@ def _inputs(size: str, setting: Setting, proteins: list[str]) -> dict[str, Any]:
     tuning = search_tuning(model, setting, spread_by_length(proteins, SEARCH_PROTEINS))
     precision = default_precision(setting.device == "cuda")
     setting.facts.update({f"{size}, proteins": number, f"{size}, tuned by hand": str(tuning), "precision": precision})
-    return {"model": str(model), "device": setting.device, "precision": precision, "tuned": asdict(tuning), **files}
+    return {"model": model, "device": setting.device, "precision": precision, "tuned": asdict(tuning), **files}
 
 
 def _process_rows(size: str, setting: Setting, many: str, one: str, **inputs: Any) -> Iterator[Row]:
@@ -121,9 +113,9 @@ def _size_rows(size: str, setting: Setting, many: str, one: str, **inputs: Any) 
 def measured(name: str, whole: str, short: str, **options: Any) -> tuple[float, float]:
     """Return proteins per second of a contender in this process, and its peak memory in MB."""
     embed(name, short, **options)
-    meter = MemoryMeter()
+    peak_bytes = peak_memory()
     proteins, seconds = timed(partial(embed, name, whole, **options))
-    return proteins / seconds, meter.peak_bytes() / 1e6
+    return proteins / seconds, peak_bytes() / 1e6
 
 
 def embed(
@@ -136,7 +128,7 @@ def embed(
         shutil.rmtree(target, ignore_errors=True)  # otherwise the job would find its output done
         run_job(EmbedJobSection(models=[model], input=[fasta], output=target, precision=precision, device=device))
     elif name == FORWARD:
-        our_embedder(Path(model), device, precision)(sequences)
+        open_model(model, precision, device, heads=[]).embed(sequences)
     else:
         # On a GPU the documentation advises fp16.
         stock = asdict(Tuning("fp16" if device == "cuda" else "fp32"))

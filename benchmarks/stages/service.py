@@ -12,7 +12,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,13 @@ import numpy as np
 import torch
 
 from benchmarks.harness.comparison import compare
-from benchmarks.harness.inputs import (
-    our_embedder,
-    random_network,
-    read_proteins,
-    require_agreement,
-    save_weights,
-    spread_by_length,
-)
+from benchmarks.harness.inputs import read_proteins, require_agreement, spread_by_length
 from benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
+from benchmarks.peers.transformers_embedding import write_model
 from benchmarks.programs.processes import call
-from benchmarks.programs.service import Load, Outcome, begun_load, free_port, server, service
+from benchmarks.programs.service import Load, Outcome, answered, free_port, server, service
 from esmeray.common.timing import timed
-from esmeray.dataset.tokens.base import EsmSequenceTokenizer
+from esmeray.inference.models.opening import open_model
 from esmeray.service.client import Client
 
 PROTEINS, TOGETHER = 960, 8
@@ -46,29 +40,33 @@ LIMIT = "3 times the unloaded median + wait"
 def _rows(setting: Setting) -> Iterator[Row]:
     sequences = spread_by_length(read_proteins(setting), 48 if setting.quick else PROTEINS)
     random.Random(0).shuffle(sequences)  # otherwise neighbours in the file, often alike, would share a request
-    folder = save_weights(random_network("esm2_t6_8M"), setting.folder / "esm2_t6_8M")
-    EsmSequenceTokenizer().save(folder)
+    folder = write_model(setting.folder / "esm2_t6_8M", "esm2_t6_8M")
     groups = [sequences[start : start + TOGETHER] for start in range(0, len(sequences), TOGETHER)]
     bodies = [json.dumps({"sequences": group}) for group in groups]
     setting.facts.update({"sequences": len(sequences), "residues": sum(map(len, sequences))})
     model = {
         "name": "esm2",
-        "source": str(folder),
+        "source": folder,
         "precision": "bf16",
         "cache_mb": 0,  # requests repeat the same sequences
         "max_wait_ms": MAX_WAIT_MS,
         "queue_tokens": 60_000,  # a few seconds of work
     }
-    with service(setting.folder, model) as (address, _), _infinity(folder) as infinity:
+    infinity = shutil.which("infinity_emb")
+    port = free_port()
+    options = ["--model-id", folder, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    options += ["--no-bettertransformer", "--no-model-warmup", "--batch-size", "16"]
+    peer = server([infinity, "v2", *options], port, "/health") if infinity else nullcontext()
+    with service(setting.folder, model) as (address, _), peer:
         check_answers(address, folder)
         contenders = {
             OURS: partial(_saturated, Load(address + ENCODE, bodies, "application/x-npy")),
-            OFFLINE: partial(call, f"{__name__}:embedded_per_s", folder=str(folder), sequences=sequences),
+            OFFLINE: partial(call, f"{__name__}:embedded_per_s", folder=folder, sequences=sequences),
         }
         if infinity:
-            as_openai = {"model": folder.name, "encoding_format": "base64"}
+            as_openai = {"model": Path(folder).name, "encoding_format": "base64"}
             texts = [json.dumps({**as_openai, "input": group}) for group in groups[:24]]
-            contenders[INFINITY] = partial(_saturated, Load(infinity, texts, "*/*"))
+            contenders[INFINITY] = partial(_saturated, Load(f"http://127.0.0.1:{port}/embeddings", texts, "*/*"))
         floors = {OFFLINE: 0.85, INFINITY: 1.0}
         yield from compare(setting, "saturated throughput", "sequences/s", contenders, floors)
         load = Load(address + ENCODE, bodies, "application/x-npy", requests=len(bodies))
@@ -81,26 +79,11 @@ def _rows(setting: Setting) -> Iterator[Row]:
         yield from compare(setting, "latency", "ms", latencies, {LIMIT: 1.0}, "lower")
 
 
-@contextmanager
-def _infinity(folder: Path) -> Iterator[str | None]:
-    """Start infinity-emb; yield its address, None if it is not installed."""
-    infinity = shutil.which("infinity_emb")
-    if infinity is None:
-        yield None
-        return
-    port = free_port()
-    options = ["--model-id", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    options += ["--no-bettertransformer", "--no-model-warmup", "--batch-size", "16"]
-    with server([infinity, "v2", *options], port, "/health"):
-        yield f"http://127.0.0.1:{port}/embeddings"
-
-
 def _answered(load: Load) -> Outcome:
-    with begun_load(load) as result:
-        outcome = result()
+    outcome = answered(load)
     # With a rate some requests may be rejected. A closed loop leaves no reason to reject any.
     if load.rate is None and set(outcome.statuses) != {200}:
-        raise WrongWorkError(f"{load.url}: answers {outcome.by_status}")
+        raise WrongWorkError(f"{load.url}: answers {set(outcome.statuses)}")
     return outcome
 
 
@@ -114,17 +97,17 @@ def _saturated(load: Load) -> float:
 def embedded_per_s(folder: str, sequences: list[str]) -> float:
     """Return the sequences per second of the forward pass alone, on one core."""
     torch.set_num_threads(1)  # as the service's model has one core, and proxy and load the other
-    embedder = our_embedder(Path(folder), "cpu", "bf16")
-    embedder(sequences)  # to warm up
-    return len(sequences) / timed(partial(embedder, sequences))[1]
+    model = open_model(folder, "bf16", "cpu", heads=[])
+    model.embed(sequences)  # to warm up
+    return len(sequences) / timed(partial(model.embed, sequences))[1]
 
 
-def check_answers(address: str, folder: Path) -> None:
+def check_answers(address: str, folder: str) -> None:
     """Raise WrongWorkError if the answers differ from the offline forward pass."""
     texts = ["MKTAYIAKQR", "MSILVTRPSPAGEEL" * 20, "MQIFVKTLTGKTITLEVEPS"]
+    offline = np.asarray(open_model(folder, "bf16", "cpu", heads=[]).embed(texts))
     with Client(address) as client:
-        ours = np.asarray(client.embed(texts))
-    require_agreement(OFFLINE, {OURS: ours, OFFLINE: our_embedder(folder, "cpu", "bf16")(texts).numpy()})
+        require_agreement(OFFLINE, {OURS: np.asarray(client.embed(texts)), OFFLINE: offline})
 
 
 def _limit_ms(load: Load) -> float:

@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.harness.comparison import compare
 from benchmarks.harness.inputs import make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
+from benchmarks.peers.transformers_embedding import write_model
 from benchmarks.programs.trainings import TOY, Training, in_process
-from benchmarks.stages.training import write_weights
 from esmeray.train_config.loading import Overrides
 from esmeray.training.config import load_config
 
@@ -39,7 +39,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
     held_out = str(write_fasta(setting.folder / "held_out.fasta", sequences[::HELD_OUT]))
     store = str(make_store(training, setting.folder))
     network = TOY if setting.quick else NETWORK
-    weights = write_weights(setting.folder / "weights", "esm2_t6_8M", network)
+    weights = write_model(setting.folder / "weights", "esm2_t6_8M", **network)
 
     def trainer(rate: float, steps: int) -> Training:
         setting.note(f"{TRAINER}, learning rate {rate:g}, {steps} steps")

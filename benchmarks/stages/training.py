@@ -8,24 +8,22 @@ default, and with batches grouped by length, its own remedy against padding. Eac
 steps are not measured. Only real tokens count.
 
 The same runs give the peak memory of the steps: on a CPU what the process held in addition to model and optimizer, on
-CUDA what torch had allocated. The losses at the end must agree within :data:`LOSS_TOLERANCE`. They can't be equal:
+CUDA what torch had reserved. The losses at the end must agree within :data:`LOSS_TOLERANCE`. They can't be equal:
 order, crops and masks are drawn differently.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.comparison import compare_runs
-from benchmarks.harness.inputs import MAX_RESIDUES, make_store, random_network, read_proteins, write_fasta
+from benchmarks.harness.inputs import MAX_RESIDUES, make_store, read_proteins, write_fasta
 from benchmarks.harness.stage import Row, Setting, Stage, WrongWorkError
-from benchmarks.peers.transformers_embedding import esm_tokenizer
+from benchmarks.peers.transformers_embedding import write_model
 from benchmarks.programs.trainings import MASK_SHARE, TOY, Step, in_process
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
-from esmeray.dataset.tokens.model_folder import quiet_transformers
 from esmeray.training.engine.deepspeed_settings import deepspeed_settings
 from esmeray.training.section import DeepSpeedSection, TrainingSection
 
@@ -52,7 +50,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
     fasta = str(write_fasta(setting.folder / "proteins.fasta", sequences))
     store = str(make_store(fasta, setting.folder))
     size, batch, warm_up, steps = WORK["quick" if setting.quick else setting.device]
-    weights = write_weights(setting.folder / "weights", size, TOY if setting.quick else {})
+    weights = write_model(setting.folder / "weights", size, **(TOY if setting.quick else {}))
     tokens = token_budget(sequences, batch)
     setting.facts.update(
         {
@@ -99,14 +97,6 @@ def compare_losses(losses: dict[str, float]) -> None:
     if not np.ptp([*losses.values()]) <= LOSS_TOLERANCE:  # also true for NaN
         texts = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
         raise WrongWorkError(f"losses differ after the same real tokens: {texts}")
-
-
-def write_weights(folder: Path, size: str, changes: dict[str, int]) -> str:
-    """Save random weights of EsmForMaskedLM, with the tokenizer that the Trainer reads; return the folder."""
-    with quiet_transformers():
-        random_network(size, **changes).save_pretrained(folder)
-    esm_tokenizer(folder).save_pretrained(folder)
-    return str(folder)
 
 
 def our_config(fasta: str, weights: str, tokens: int, steps: int) -> dict[str, Any]:

@@ -17,8 +17,7 @@ import parasail
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from esmeray.common.errors import ConfigError, DataError, parsing
-from esmeray.common.text import did_you_mean
+from esmeray.common.errors import ConfigError, DataError, did_you_mean, parsing
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, STORE_ALPHABET
 
 _LETTERS = "ARNDCQEGHILKMFPSTWYVBZX"  # parasail's matrices end with *, which no stored protein has

@@ -14,8 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from esmeray.cluster.connection import worker_environment
-from esmeray.common.errors import EsmerayError, ResourceError
-from esmeray.common.text import first_line
+from esmeray.common.errors import EsmerayError, ResourceError, first_line
 
 
 class ActorPool:

@@ -6,8 +6,7 @@ group, so that they need no GPU synchronization.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,8 +28,7 @@ _RANKS = (
 )
 
 
-@dataclass(frozen=True)
-class WorkerContext:
+class WorkerContext(NamedTuple):
     """The training loop's view of its launcher. Default: a single process on the CPU, without a launcher.
 
     Attributes:
@@ -66,8 +64,7 @@ def join_alone(backend: str) -> None:
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-@dataclass(frozen=True)
-class StepAgreement:
+class StepAgreement(NamedTuple):
     """Totals over all workers in a step.
 
     ``targets`` and ``tokens`` count the global batch; ``targets`` are its tokens with a target. ``stop``: a worker was

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Literal, NamedTuple
 
 import ray
@@ -22,13 +21,12 @@ from ray.exceptions import RayError
 from esmeray.cluster.access import authentication_mode, own_token
 from esmeray.cluster.nodes import check_nodes, cpus_compute_bf16
 from esmeray.cluster.placement import LOCAL, Capacity, NodeResources, Workers, described_nodes, find, local_resources
-from esmeray.cluster.private_folder import ray_folder
 from esmeray.cluster.section import RaySection
 from esmeray.common.command_line import kept_from_children
-from esmeray.common.errors import ResourceError
+from esmeray.common.errors import ResourceError, first_line, shortened
+from esmeray.common.own_folders import ray_folder
 from esmeray.common.publishing import take_lock
 from esmeray.common.remote import VARIABLE
-from esmeray.common.text import first_line
 from esmeray.installation import PACKAGE, python_path
 
 START_TIMEOUT_S = 300
@@ -37,9 +35,9 @@ START_TIMEOUT_S = 300
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Size of a local cluster's object store. Batches do not pass through it, so it can be small."""
 
-MAX_CHARACTERS = 400
+MAX_CHARACTERS = 800
 """Maximum length of Ray's reason in an error. If the dashboard fails to start, the reason has twenty lines of a log,
-whose path comes first."""
+whose path comes first and whose error comes last."""
 
 
 def cluster_resources() -> list[NodeResources]:
@@ -164,7 +162,7 @@ def connected(section: RaySection, shared: Path | None = None) -> Iterator[str]:
             except Exception as error:  # Ray (2.60) raises Exception itself if a start fails or takes too long
                 where = "could be started" if address == LOCAL else f"could be used at {address}"
                 raise ResourceError(
-                    f"ray.address: no Ray cluster {where} ({shorten(str(error), MAX_CHARACTERS)})"
+                    f"ray.address: no Ray cluster {where} ({shortened(str(error), MAX_CHARACTERS)})"
                 ) from error
             check_nodes(worker_environment(), shared)
             yield f"{context.dashboard_url}{remark}" if context.dashboard_url else ""

@@ -15,9 +15,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from esmeray.common.errors import ResourceError
+from esmeray.common.errors import ResourceError, first_line
 from esmeray.common.processor import cpu_computes_bf16
-from esmeray.common.text import first_line
 from esmeray.installation import PACKAGE
 from esmeray.run_folder.checkpoints import installed_versions
 

@@ -67,9 +67,10 @@ class StopSignals:
         self._reply = reply
         self._interrupts = interrupts
 
-    def behind(self, error: KeyboardInterrupt | SystemExit) -> int | None:
-        """Return the signal that led to this error before the hand-over, or None if a program requested the exit."""
-        return None if isinstance(error, SystemExit) else self._raised or signal.SIGINT
+    @property
+    def interrupted_code(self) -> int:
+        """Exit code after a KeyboardInterrupt: 128 + the number of the signal that led to it."""
+        return 128 + (self._raised or signal.SIGINT)
 
     def remaining_s(self, otherwise_s: float) -> float:
         """Seconds left for sinks to close after a signal, or ``otherwise_s`` without a signal."""

@@ -7,8 +7,7 @@ from typing import ParamSpec, TypeVar
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import refusal
+from esmeray.common.errors import ConfigError, refusal
 
 P = ParamSpec("P")
 T = TypeVar("T")

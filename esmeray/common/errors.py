@@ -1,19 +1,18 @@
-"""Errors that a user can fix, each with its exit code, and helpers that read files and raise them.
+"""Errors that a user can fix, each with its exit code, their messages, and helpers that read files and raise them.
 
 A message is one line: the problem, its location (file, record, line, key) and the remedy. The errors are caught once,
 at the command line (:mod:`esmeray.common.command_line`). Any other exception is a bug and exits with code 1.
 """
 
+import difflib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-from esmeray.common.text import first_line, shortened
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -60,16 +59,12 @@ FORKED = "opened before this process was forked; open it after the fork, or use 
 """Message of a :class:`ForkedError`, after the name of the store, model or client."""
 
 
-def check_path(path: object, name: str) -> None:
-    """Raise ConfigError if an argument can't be a path, e.g. None."""
-    if not isinstance(path, (str, PathLike)):
-        raise ConfigError(f"{name}: expected a path, found {type(path).__name__}")
-
-
 def expanded(path: str | PathLike[str]) -> Path:
-    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError if the user is unknown."""
+    """The path with ~ and ~USER replaced by the home folder. Raises ConfigError for no path or an unknown user."""
     try:
         return Path(path).expanduser()
+    except TypeError as error:
+        raise ConfigError(f"{path!r}: expected a path, found {type(path).__name__}") from error
     except RuntimeError as error:
         raise ConfigError(f"{path}: unknown user; write the path without ~") from error
 
@@ -172,3 +167,49 @@ class CheckpointError(EsmerayError):
     """A checkpoint is missing, damaged or belongs to another run (exit code 6)."""
 
     exit_code = 6
+
+
+UNUSABLE: dict[str, str] = {}
+"""Reasons why additions of other packages can't be used, by name; esmeray/installation.py fills it."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Hint in brackets for an unknown name: the most similar known one, ignoring case; empty if none is similar.
+
+    For an unusable addition of another package, or an option of it, the hint is the reason.
+    """
+    reasons = [UNUSABLE[part] for part in name.lstrip("-").split(".") if part in UNUSABLE]
+    if reasons:
+        return f" ({reasons[0]})"
+    spelled = {word.lower(): word for word in sorted(known)}  # sorted: ties always give the same hint
+    near = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f" (did you mean {spelled[near[0]]}?)" if near else ""
+
+
+def refusal(error: Mapping[str, Any]) -> str:
+    """Message of one pydantic error, with the rejected value unless the message is Esmeray's own."""
+    message: str = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "literal_error":
+        message += did_you_mean(str(error["input"]), ())
+    return (
+        message if error["type"] == "value_error" else f"{message[0].lower()}{message[1:]}, got {error['input']!r:.200}"
+    )
+
+
+def shortened(text: str, longest: int) -> str:
+    """Cut the middle of a text longer than ``longest`` characters: problem first, remedy last."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message, or its type if the message is empty."""
+    return _lines(error)[0]
+
+
+def last_line(error: BaseException) -> str:
+    """Last line of an error's message; Ray puts a traceback before it."""
+    return _lines(error)[-1]
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

@@ -1,4 +1,4 @@
-"""Properties of this machine that defaults of settings depend on, and the cgroups that limit this process.
+"""Properties of this machine that defaults of settings depend on, the cgroups that limit this process, and its heap.
 
 Imports only the standard library.
 """
@@ -41,6 +41,12 @@ def cpu_computes_bf16() -> bool:
         return _BF16.search(CPU_INFO.read_text(encoding="utf-8", errors="replace")) is not None
     except OSError:
         return False
+
+
+def give_back_memory() -> None:
+    """Make glibc return freed memory to the system; it would keep it for later allocations."""
+    with suppress(OSError, AttributeError):  # with another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def usable_cpus() -> int:

@@ -6,10 +6,9 @@ A terminal shows a bar. A log gets a line after 2 s and then every 30 s, also wh
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import Event, Thread
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -36,26 +35,17 @@ _changed = Event()
 """Set when a display begins or ends."""
 
 
-class ConversionProgress(NamedTuple):
-    """Bytes of the source on disk (``bytes_total`` is 0 if it is no file), and number of records."""
-
-    bytes_read: int
-    bytes_total: int
-    records: int
+ProgressCallback = Callable[[float, float, int], None]
+"""Function that gets the work done and its total, in bytes of the source (0 if it is no file), and the records."""
 
 
-ProgressCallback = Callable[[ConversionProgress], None]
-
-
-def no_progress(_progress: ConversionProgress) -> None:
+def no_progress(_done: float, _total: float, _records: int) -> None:
     """Report nothing."""
 
 
-@contextmanager
-def conversion_bar(title: str) -> Iterator[ProgressCallback]:
+def conversion_bar(title: str) -> AbstractContextManager[ProgressCallback]:
     """A progress bar on stderr during the block; lines if stderr is no terminal."""
-    with _bar(title, DownloadColumn()) as update:
-        yield lambda progress: update(progress.bytes_read, progress.bytes_total or None, progress.records)
+    return _bar(title, DownloadColumn())
 
 
 @contextmanager
@@ -89,7 +79,7 @@ def working(title: str) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float | None, int], None]]:
+def _bar(title: str, column: ProgressColumn) -> Iterator[ProgressCallback]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -111,7 +101,7 @@ def _bar(title: str, column: ProgressColumn) -> Iterator[Callable[[float, float 
         return f"{title}: {task.percentage:.0f}%, {task.fields['records']:,} records{left}"
 
     with _display(line if is_log else None), bar:
-        yield lambda done, total, records: bar.update(number, completed=done, total=total, records=records)
+        yield lambda done, total, records: bar.update(number, completed=done, total=total or None, records=records)
 
 
 @contextmanager

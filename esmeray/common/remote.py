@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import xxhash
 
-from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError, expanded
+from esmeray.common.errors import ConfigError, DataError, EsmerayError, ResourceError, expanded, first_line
 from esmeray.common.own_folders import cache_folder
 from esmeray.common.publishing import (
     MADE_FILE,
@@ -50,12 +50,11 @@ from esmeray.common.publishing import (
     take_lock,
     write_atomically,
 )
-from esmeray.common.text import first_line
 
 log = logging.getLogger(__name__)
 
 VARIABLE = "ESMERAY_STORAGE"
-"""Environment variable that passes this process's settings to its child processes, which read it once."""
+"""Environment variable with this process's settings, which its child processes inherit."""
 AT_ONCE_S = 20.0
 """How long to retry, in seconds, if a user waits for a command to start."""
 REPORTED_S, MAX_WAIT_S = 4.0, 30.0
@@ -81,24 +80,14 @@ class Storage:
     patience_s: float = 3600.0
 
 
-def inherited() -> Storage:
-    """Return the settings of the process that started this one."""
-    return Storage(**json.loads(os.environ.get(VARIABLE, "{}")))
-
-
-_storage = inherited()
-
-
 def use(settings: Storage) -> None:
     """Apply settings to this process and its child processes."""
-    global _storage
-    _storage = settings
     os.environ[VARIABLE] = json.dumps(asdict(settings))
 
 
 def storage() -> Storage:
-    """Return this process's settings."""
-    return _storage
+    """Return this process's settings, which may come from the process that started it."""
+    return Storage(**json.loads(os.environ.get(VARIABLE, "{}")))
 
 
 def uri_of(path: str | Path) -> str | None:
@@ -161,7 +150,7 @@ def cached_folder(name: str, state: str, size: int, make: Callable[[Path], None]
 
 
 def _make_room(root: Path, uri: str, needed: int) -> None:
-    room = _storage.cache_gb * 1e9 - needed
+    room = storage().cache_gb * 1e9 - needed
     # The user's folder may hold other files. A copy is named by a key and has a lock file next to it.
     copies = [path.with_suffix("") for path in root.glob("*.used") if re.fullmatch(r"[0-9a-f]{24}", path.stem)]
     folders = sorted((path for path in copies if path.is_dir()), key=lambda path: path.stat().st_mtime)
@@ -338,7 +327,7 @@ def publish(target: Path) -> None:
         else:
             _publish_folder(work, uri)
 
-    retried(replace, uri, _storage.patience_s, log.warning)
+    retried(replace, uri, storage().patience_s, log.warning)
     discard_work(target)
 
 
@@ -428,7 +417,7 @@ def retried(
 
 
 def _cache() -> Path:
-    folder = _storage.cache_folder
+    folder = storage().cache_folder
     return expanded(folder).absolute() if folder else cache_folder("storage")
 
 

@@ -14,9 +14,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-AGREEMENT = 0.02
-"""Maximum relative difference of two medians that agree, as a fraction of the larger."""
-
 REPEATS_PER_MEDIAN = 3
 
 
@@ -29,10 +26,6 @@ class Ratio(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.value:.2f} times ({self.low:.2f} to {self.high:.2f})"
-
-
-def agree(first: float, second: float, tolerance: float = AGREEMENT) -> bool:
-    return abs(first - second) <= tolerance * max(abs(first), abs(second))
 
 
 def measure(

@@ -25,8 +25,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from esmeray.common.errors import DataError, reading
-from esmeray.common.text import did_you_mean, first_line
+from esmeray.common.errors import DataError, did_you_mean, first_line, reading
 from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.fasta.locate import kind_of
 from esmeray.dataset.fasta.reader import COMPRESSIONS, ReadAhead, TextStream, read_ahead

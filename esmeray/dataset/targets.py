@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, parsing, read_json
+from esmeray.common.publishing import verified
 from esmeray.common.text import counted
-from esmeray.common.verification import verified
 from esmeray.dataset.section import LabelsSection, TargetKind
 
 IGNORED_TARGET = -100

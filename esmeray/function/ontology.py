@@ -20,8 +20,7 @@ from obonet.read import get_sections
 from scipy.sparse import csr_array, eye_array, vstack
 
 from esmeray.common.arguments import checked_arguments
-from esmeray.common.errors import DataError
-from esmeray.common.text import did_you_mean
+from esmeray.common.errors import DataError, did_you_mean
 from esmeray.dataset.table import numbered_lines
 
 Method: TypeAlias = Literal["max", "fill"]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from esmeray.common.errors import parsing
-from esmeray.common.verification import verified
+from esmeray.common.publishing import verified
 from esmeray.dataset.embeddings.manifest import TRAINING_FILE
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.tokens.esm import STANDARD_RESIDUES

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.verification import verified
+from esmeray.common.publishing import verified
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.model.backbones.base import PackedBackbone
 

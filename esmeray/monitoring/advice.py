@@ -1,54 +1,36 @@
 """Advice from measured facts: :data:`RULES` name what limits a run and which settings to change."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Measurements and settings; None means unknown. Shares are between 0 and 1.
+    """Measurements and settings; a setting that is None is unknown.
 
     Attributes:
-        data_wait, forward, backward, communication, optimizer, checkpoint: shares of a step's time.
-        utilisation, idle: mean GPU utilisation from first to last work, and share of that time without work.
-        power: share of the power limit while busy.
-        thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power.
-        model_waits, attention: shares of an embedding job's time in which the device is idle, or in attention.
-        products_of_peak: FLOP/s of matrix products as a share of the device's peak.
-        memory: peak share of the memory.
-        precision, gradient_checkpointing, compile, num_workers, stage, workers: values in the config.
+        shares: measurements by name, between 0 and 1; None and missing ones are unknown:
+
+            - data_wait, forward, backward, communication, optimizer, checkpoint: shares of a step's time
+            - utilisation, idle: mean GPU utilisation from first to last work, and share of that time without work
+            - power: share of the power limit while busy
+            - thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power
+            - model_waits, attention: shares of an embedding job's time in which the device is idle, or in attention
+            - products_of_peak: FLOP/s of matrix products as a share of the device's peak
+            - memory: peak share of the memory
+        precision, gradient_checkpointing, compile, stage, workers: values in the config.
         tried: settings whose other values were measured; no action offers them again.
     """
 
-    data_wait: float | None = None
-    forward: float | None = None
-    backward: float | None = None
-    communication: float | None = None
-    optimizer: float | None = None
-    checkpoint: float | None = None
-    utilisation: float | None = None
-    idle: float | None = None
-    power: float | None = None
-    model_waits: float | None = None
-    attention: float | None = None
-    products_of_peak: float | None = None
-    thermal: float | None = None
-    power_capped: float | None = None
-    memory: float | None = None
+    shares: Mapping[str, float | None]
     precision: str | None = None
     gradient_checkpointing: bool | None = None
     compile: bool | None = None
-    num_workers: int | None = None
     stage: int | None = None
     workers: int | None = None
     tried: frozenset[str] = frozenset()
-
-    @property
-    def busy(self) -> float | None:
-        """Share of a step in forward, backward and optimizer."""
-        return None if self.forward is None else self.forward + (self.backward or 0.0) + (self.optimizer or 0.0)
 
 
 class Action(NamedTuple):
@@ -76,9 +58,12 @@ class Advice(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A fact and the range of values to report; the cost is ``weight`` times the share that is lost."""
+    """Shares, whose sum is reported within a range; the cost is ``weight`` times the share that is lost.
 
-    fact: str
+    If the first of the shares is unknown, so is the sum.
+    """
+
+    shares: tuple[str, ...]
     finding: str
     actions: tuple[Action, ...]
     least: float = 0.0
@@ -101,9 +86,10 @@ def limiting_factor(facts: Facts) -> Advice | None:
 
 
 def _by_rule(facts: Facts) -> Iterator[Advice]:
+    known = {name: share for name, share in facts.shares.items() if share is not None}
     for topic, rule in RULES.items():
-        value = getattr(facts, rule.fact)
-        if value is not None and rule.least <= value < rule.below and rule.applies(facts):
+        value = sum(known.get(name, 0.0) for name in rule.shares)
+        if rule.shares[0] in known and rule.least <= value < rule.below and rule.applies(facts):
             # Without this wait a step takes 1 - value of its time: an upper bound of the gain.
             finding = rule.finding.format(value, gain=value / max(1 - value, 0.01))
             # A search that measured the setting's other values found the current one the fastest.
@@ -133,7 +119,7 @@ _SAVE_MEMORY = (
 
 RULES = {
     "loading": Rule(
-        "data_wait",
+        ("data_wait",),
         "Loading is the bottleneck: {:.0%} of a step is spent waiting for batches; without the waits, steps would "
         "be up to {gain:.0%} faster",
         (
@@ -142,10 +128,10 @@ RULES = {
         ),
         least=0.08,
         # If one worker waits for its batch, the others wait for it in communication: the larger of the two is reported.
-        applies=lambda facts: (facts.data_wait or 0.0) >= (facts.communication or 0.0),
+        applies=lambda facts: (facts.shares.get("data_wait") or 0.0) >= (facts.shares.get("communication") or 0.0),
     ),
     "communication": Rule(
-        "communication",
+        ("communication",),
         "Communication is the bottleneck: {:.0%} of a step is spent exchanging gradients and waiting for the "
         "slowest worker",
         (
@@ -157,14 +143,14 @@ RULES = {
         least=0.15,
     ),
     "checkpoints": Rule(
-        "checkpoint",
+        ("checkpoint",),
         "{:.0%} of a step is spent writing checkpoints",
         (Action("checkpoint.every_steps", "raise checkpoint.every_steps"),),
         least=0.05,
     ),
-    "update": Rule("optimizer", "The optimizer's update takes {:.0%} of a step", (_GLOBAL_TOKENS,), least=0.15),
+    "update": Rule(("optimizer",), "The optimizer's update takes {:.0%} of a step", (_GLOBAL_TOKENS,), least=0.15),
     "compute": Rule(
-        "busy",
+        ("forward", "backward", "optimizer"),
         "Compute is the bottleneck: {:.0%} of a step is spent in the model's forward and backward pass",
         (
             _BF16,
@@ -175,55 +161,55 @@ RULES = {
         weight=0.0,  # not a loss: this line comes last
     ),
     "idle": Rule(
-        "idle",
+        ("idle",),
         "The GPU is idle for {:.0%} of the run",
         (Action("", "see data_wait_s, communication_s and checkpoint_s in metrics.jsonl for the cause"),),
         least=0.05,
     ),
-    "utilisation": Rule("utilisation", "GPU utilisation is {:.0%}", (_MORE_TOKENS, _COMPILE), below=0.7),
+    "utilisation": Rule(("utilisation",), "GPU utilisation is {:.0%}", (_MORE_TOKENS, _COMPILE), below=0.7),
     "light load": Rule(
-        "power",
+        ("power",),
         "The GPU draws only {:.0%} of its power limit while busy: most of the chip is idle",
         (_MORE_TOKENS, _BF16),
         below=0.4,
         weight=0.0,
-        applies=lambda facts: (facts.utilisation or 0.0) >= 0.7,
+        applies=lambda facts: (facts.shares.get("utilisation") or 0.0) >= 0.7,
     ),
     "memory full": Rule(
-        "memory",
+        ("memory",),
         "Peak memory is {:.0%}, so a longer batch may run out of memory",
         (Action("batch.tokens", "lower batch.tokens by a tenth"), *_SAVE_MEMORY),
         least=0.95,
         weight=0.0,  # a risk, no lost time
     ),
-    "memory unused": Rule("memory", "Peak memory is {:.0%}", (_MORE_TOKENS,), below=0.6, weight=0.0),
+    "memory unused": Rule(("memory",), "Peak memory is {:.0%}", (_MORE_TOKENS,), below=0.6, weight=0.0),
     "heat": Rule(
-        "thermal",
+        ("thermal",),
         "Thermal throttling in {:.0%} of the busy time",
         (Action("", "improve the cooling, or lower the power limit (nvidia-smi -pl)"),),
         least=0.01,
     ),
     "power limit": Rule(
-        "power_capped",
+        ("power_capped",),
         "Throttled by the power limit in {:.0%} of the busy time",
         (Action("", "raise the limit if the card and its supply allow it (nvidia-smi -q -d POWER)"),),
         least=0.05,
         weight=0.1,  # a power limit lowers clocks by a few percent only
     ),
     "model waits": Rule(
-        "model_waits",
+        ("model_waits",),
         "The model waits for tokenization, copies and files for {:.0%} of the time",
         (Action("", "raise --embed.tokens, run two workers per GPU, or request fewer outputs or --embed.dtype fp16"),),
         least=0.15,
     ),
     "attention": Rule(
-        "attention",
+        ("attention",),
         "Attention, whose cost grows with the square of the length, takes {:.0%} of the time",
         (Action("", "shorten long sequences with --embed.max_length and --embed.long crop or window"),),
         least=0.4,
     ),
     "products": Rule(
-        "products_of_peak",
+        ("products_of_peak",),
         "Matrix products reach only {:.0%} of the device's peak",
         (Action("", "raise --embed.tokens"),),
         below=0.5,

@@ -149,7 +149,9 @@ class Client:
         With a ``coverage``, the conformal set or the ends of the interval are added.
         """
         fields = {} if coverage is None else {"coverage": coverage}
-        answers = self._answers(_requests(sequences), "/v1/classify", fields, "application/json")
+        answers = self._answers(
+            _requests(checked_list(sequences, "sequences")), "/v1/classify", fields, "application/json"
+        )
         contents = map(httpx.Response.json, answers)
         return ({**row, "labels": content["labels"]} for content in contents for row in content["data"])
 
@@ -175,7 +177,7 @@ class Client:
             names = checked_texts(ids, "ids")
             requests: Iterator[dict[str, Any]] = ({"ids": names[at : at + most]} for at in range(0, len(names), most))
         else:
-            requests = _requests(sequences, most)
+            requests = _requests(checked_list(sequences, "sequences"), most)
         answers = self._answers(requests, "/v1/search", fields, "application/json")
         return (row for answer in answers for row in answer.json()["data"])
 
@@ -188,9 +190,8 @@ class Client:
         Raises DataError for a refused request, ResourceError if the service can't be reached.
         """
         # Arrow takes a quarter of the bytes of JSON, and needs no parsing.
-        answers = self._answers(
-            _requests(sequences, masked=output == LIKELIHOOD), "/v1/encode", {"output": output}, ARROW
-        )
+        requests = _requests(checked_list(sequences, "sequences"), masked=output == LIKELIHOOD)
+        answers = self._answers(requests, "/v1/encode", {"output": output}, ARROW)
         tables = (pa.ipc.open_stream(io.BytesIO(answer.content)).read_all() for answer in answers)
         return (
             pair for table in tables for pair in zip(table["id"].to_pylist(), _arrays(table["embedding"]), strict=True)
@@ -282,16 +283,12 @@ class Client:
 
 
 def _requests(
-    sequences: Iterable[GivenSequence], most: int | None = None, *, masked: bool = False
+    sequences: Iterable[GivenSequence], most: int = REQUEST_SEQUENCES, *, masked: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield requests of bounded size. Raises ConfigError at once if this is no list, DataError at a wrong item.
+    """Yield requests of bounded size. Raises DataError at a wrong sequence.
 
     ``masked``: each residue is masked in turn, for which the service's limit is ten times as many residues.
     """
-    return _grouped(checked_list(sequences, "sequences"), most or REQUEST_SEQUENCES, masked)
-
-
-def _grouped(sequences: Iterable[GivenSequence], most: int, masked: bool) -> Iterator[dict[str, Any]]:
     records: list[dict[str, str]] = []
     residues = 0
     for number, record in enumerate(sequences):

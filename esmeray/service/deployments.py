@@ -17,8 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from esmeray.cluster.connection import default_precision
 from esmeray.service.contract import DRAIN_S, REQUESTS
 from esmeray.service.http.app import build_app
-from esmeray.service.http.metrics import Metrics
-from esmeray.service.http.models import Call, IndexCall, Models
+from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.replicas.replica import ModelReplica, by_queued_tokens, set_up_process
 from esmeray.service.section import ServedIndex, ServedModel, ServeSection, ServiceSettings
@@ -48,9 +47,9 @@ class Ingress:
             for name, handle in handles.items()
         }
         index_calls = {
-            name: IndexCall(_cancellable(handle.about), _cancellable(handle.run)) for name, handle in indexes.items()
+            name: Call(_cancellable(handle.about), _cancellable(handle.run)) for name, handle in indexes.items()
         }
-        self._models = Models(calls, Metrics(), LOST, (BackPressureError,), index_calls)
+        self._models = Models(calls, LOST, (BackPressureError,), index_calls)
         self._app = build_app(
             ServeSection(**config),
             self._models,

@@ -15,11 +15,10 @@ from collections.abc import Callable
 
 from esmeray.cluster.placement import LOCAL, find
 from esmeray.cluster.signals import StopSignals
-from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, expanded, reading
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, expanded, first_line, reading
 from esmeray.common.progress import status_line
 from esmeray.common.publishing import MADE_FILE
 from esmeray.common.remote import local_path
-from esmeray.common.text import first_line
 from esmeray.inference.index.parts import INDEX_FILE, read_index_manifest
 from esmeray.inference.models.source import check_model
 from esmeray.model.export.proteinmpnn_weights import published_weights
@@ -60,11 +59,8 @@ def run(read: Callable[[], ServiceSettings], say: Callable[[str], None]) -> int:
     with StopSignals(DRAIN_S) as signals:
         try:
             return _serve(settings, read, say, signals)
-        except (KeyboardInterrupt, SystemExit) as error:  # a signal before the service was up: nothing to finish
-            signum = signals.behind(error)
-            if signum is None:
-                raise
-            return 128 + signum
+        except KeyboardInterrupt:  # a signal before the service was up: nothing to finish
+            return signals.interrupted_code
 
 
 def _serve(

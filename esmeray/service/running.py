@@ -17,8 +17,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from esmeray.cluster.signals import StopSignals
-from esmeray.common.errors import ConfigError, ResourceError
-from esmeray.common.text import first_line
+from esmeray.common.errors import ConfigError, ResourceError, first_line
 from esmeray.service.deployments import APPLICATION, application
 from esmeray.service.section import ServeSection
 

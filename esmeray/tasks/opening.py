@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from esmeray.common.errors import DataError
-from esmeray.common.text import did_you_mean
+from esmeray.common.errors import DataError, did_you_mean
 from esmeray.dataset.tokens.base import EsmSequenceTokenizer, SequenceTokenizer
 from esmeray.model import relatives
 from esmeray.model.backbones.base import PackedBackbone

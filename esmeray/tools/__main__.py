@@ -12,8 +12,7 @@ from pathlib import Path
 
 from esmeray import __version__
 from esmeray.common.command_line import end_process, program_of
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import did_you_mean
+from esmeray.common.errors import ConfigError, did_you_mean
 
 COMMANDS = {
     "data": ("convert", "Convert FASTA and structure files to stores, and inspect stores."),

@@ -19,9 +19,8 @@ from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from esmeray.common.command_line import program_of
-from esmeray.common.errors import ConfigError
+from esmeray.common.errors import ConfigError, did_you_mean
 from esmeray.common.publishing import made_file, made_folder, refuse_existing, refuse_file
-from esmeray.common.text import did_you_mean
 from esmeray.dataset.section import IngestSection
 from esmeray.train_config.loading import MissingError, load_settings, read_file
 from esmeray.train_config.removed import removal_of

@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from esmeray.common.errors import ConfigError, refuse_special
-from esmeray.common.text import did_you_mean, refusal
+from esmeray.common.errors import ConfigError, did_you_mean, refusal, refuse_special
 from esmeray.train_config.removed import removal_of, stored_in
 from esmeray.train_config.section import KeyPath, Overrides, Section, Settings, is_section, sections_of, settings_of
 

@@ -30,10 +30,9 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from esmeray.common.errors import ConfigError, expanded
+from esmeray.common.errors import ConfigError, expanded, refusal
 from esmeray.common.processor import default_precision
 from esmeray.common.remote import uri_of
-from esmeray.common.text import refusal
 from esmeray.train_config.removed import removal_of, without_removed
 
 KeyPath = tuple[str, ...]

@@ -1,11 +1,17 @@
-"""Run the trials of a search with Ray Tune: in parallel on a cluster with several devices, one by one on a CPU."""
+"""Run the trials of a search with Ray Tune: in parallel on a cluster with several devices, one by one on a CPU.
 
+A trial is one step, which measures a configuration with workers that stay for the next trial. The trial's own process
+uses no device and does not import torch. Its placement group has a bundle per worker.
+"""
+
+import json
 import logging
 import os
 import sys
 import time
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -13,21 +19,60 @@ from ray import tune
 from ray.tune.execution import class_cache
 
 from esmeray.cluster import connection
-from esmeray.cluster.placement import NodeResources
+from esmeray.cluster.placement import NodeResources, Workers
 from esmeray.cluster.signals import StopSignals
 from esmeray.common.command_line import say
-from esmeray.common.errors import ConfigError, EsmerayError, ResourceError
+from esmeray.common.errors import ConfigError, EsmerayError, ResourceError, last_line
 from esmeray.common.publishing import write_atomically
-from esmeray.common.text import last_line
 from esmeray.installation import python_path
 from esmeray.train_config.loading import dump_config
 from esmeray.training.config import with_precision
 from esmeray.training.launch.elastic import fit
-from esmeray.tuning.records import Job, SearchFolder, StoppedError, settings_text
+from esmeray.tuning.records import Job, Measurement, SearchFolder, Settings, StoppedError, settings_text
 from esmeray.tuning.results import Results, result_text
-from esmeray.tuning.search import Search, read_trials
+from esmeray.tuning.search import MEASUREMENT, METRIC, Search, read_trials
 from esmeray.tuning.space import SearchSpace, make_space, most_trials, space_lines
-from esmeray.tuning.trainable import MeasuredTrial, placement
+
+
+def placement(workers: Mapping[int, Workers], trial_config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+    """Return the placement group of a trial: an empty bundle for its own process, then one for each worker."""
+    placed = workers[trial_config["settings"]["workers"]]
+    bundle: dict[str, int | float] = {"CPU": placed.cpus_each, "GPU": int(placed.use_gpu)}
+    # The empty bundle comes first: Ray Tune runs the trial's own process in it.
+    return tune.PlacementGroupFactory([{}, *[bundle] * placed.count])
+
+
+class MeasuredTrial(tune.Trainable):
+    """Measure ``settings``.
+
+    Raises ResourceError if the workers don't start, which ends the search.
+    """
+
+    def setup(self, config: dict[str, Any], job: Job, workers: Mapping[int, Workers]) -> None:  # type: ignore[override]
+        self._job, self._workers = job, workers
+        self._group: Any = None
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Accept the next trial with the same number of workers; Ray Tune has already set ``self.config``."""
+        return True
+
+    def step(self) -> dict[str, Any]:
+        settings = Settings(**self.config["settings"])
+        if self._group is None:
+            self._group = self._job.make_group(self._workers[settings.workers], self._job)
+        measurement: Measurement = self._group.measure(settings)
+        if measurement.status != "ok":
+            self.cleanup()  # the next trial starts new workers: some of these may be stuck in a step
+        return {
+            METRIC: measurement.speed(self._job.search.memory_margin),
+            MEASUREMENT: json.dumps(asdict(measurement)),  # one value, since Ray Tune flattens nested results
+            "done": True,
+        }
+
+    def cleanup(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
 
 class Progress(tune.Callback):

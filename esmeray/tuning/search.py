@@ -25,12 +25,12 @@ from esmeray.common.errors import DataError
 from esmeray.tuning.records import NAMES, Measurement, Settings, Trial
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, most_trials, needs_at_least
-from esmeray.tuning.trainable import METRIC
 
 STARTUP_TRIALS = 14
 """Results before the first suggestion of TPE; with fewer its suggestions are worse than neighbours of the fastest."""
 
 STUDY = "search"
+METRIC = "tokens_per_s"
 MEASUREMENT = "measurement"
 """Attribute of a trial of the study: its :class:`~esmeray.tuning.records.Measurement`."""
 
@@ -53,7 +53,7 @@ class Search(OptunaSearch):
         super().__init__(
             distributions, METRIC, "max", sampler=sampler, study_name=STUDY, storage=_open_storage(trials, repair=True)
         )
-        for trial in self._trials(TrialState.RUNNING):  # of a search that was killed
+        for trial in self._ot_study.get_trials(states=[TrialState.RUNNING]):  # of a search that was killed
             self._ot_study.tell(trial.number, state=TrialState.FAIL)
 
     def suggest(self, trial_id: str) -> Any:
@@ -69,16 +69,14 @@ class Search(OptunaSearch):
             self._ot_trials[trial_id].set_user_attr(MEASUREMENT, json.loads(result[MEASUREMENT]))
         super().on_trial_complete(trial_id, result, error)
 
-    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
-        return self._ot_study.get_trials(deepcopy=False, states=states)
-
     @property
     def _measurements(self) -> dict[Settings, Measurement]:
         return {trial.settings: trial.measurement for trial in _ended(self._ot_study)}
 
     def _running(self) -> set[Settings]:
         # The trial that is being chosen has no settings yet.
-        return {_settings_of(trial.params) for trial in self._trials(TrialState.RUNNING) if trial.params}
+        running = self._ot_study.get_trials(deepcopy=False, states=[TrialState.RUNNING])
+        return {_settings_of(trial.params) for trial in running if trial.params}
 
     def _is_over(self) -> bool:
         # Only measuring time counts: a search that was stopped for the night keeps the rest of its time budget.
@@ -162,9 +160,6 @@ def next_budget(budgets: Sequence[int], fitting: Sequence[int], too_large: Seque
     between = [tokens for tokens in budgets if largest < tokens < least]
     if not between:
         return None
-    # If none fits yet, go down by halves, since the own budget was too large.
-    if not fitting:
-        return next((tokens for tokens in between if 2 * tokens >= least), between[-1])
     if least == math.inf:
         return max((tokens for tokens in between if tokens <= 2 * largest), default=between[0])
     return between[(len(between) - 1) // 2]

@@ -113,9 +113,7 @@ def needs_at_least(more: Settings, less: Settings) -> bool:
 
 def most_trials(search: SearchSection, size: int) -> int:
     """Return the number of configurations to measure in a space of this size."""
-    if search.max_trials is not None:
-        return min(search.max_trials, size)
-    return min(size, max(MIN_TRIALS, size // 3))
+    return min(size, search.max_trials or max(MIN_TRIALS, size // 3))
 
 
 def _refusal(settings: Settings, job: Job, workers: Mapping[int, Workers]) -> str | None:

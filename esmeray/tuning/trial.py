@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from esmeray.cluster.collective import ControlGroup, WorkerContext
-from esmeray.common.errors import EsmerayError
-from esmeray.common.text import first_line
+from esmeray.common.errors import EsmerayError, first_line
 from esmeray.dataset.batches.steps import StepBatches, TrainingSteps
 from esmeray.model.device import HostCopy, is_out_of_memory
 from esmeray.monitoring.sampling.memory_meter import MemoryMeter
@@ -95,7 +94,6 @@ class TrainingWork:
         self._engine = engine
         self._settings = training
         self._control = control
-        self.model: Any = engine.module
         self.clock = StepClock(engine.device)
         self._stepper = Stepper(engine, control, self.clock)
         self._total_steps = training.max_steps or _LONG_RUN_STEPS

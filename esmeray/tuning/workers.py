@@ -23,8 +23,7 @@ from esmeray.cluster import connection
 from esmeray.cluster.collective import WorkerContext
 from esmeray.cluster.placement import Workers
 from esmeray.cluster.process_group import addresses, join, listen
-from esmeray.common.errors import EsmerayError, ResourceError
-from esmeray.common.text import last_line
+from esmeray.common.errors import EsmerayError, ResourceError, last_line
 from esmeray.model.device import choose_device
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 from esmeray.tasks.experiment import experiment_class

@@ -12,13 +12,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from benchmarks.programs.service import Load, Outcome, begun_load, service
+from benchmarks.programs.service import Load, Outcome, answered, service
 from esmeray.inference.embedding.job import run_job
 from esmeray.inference.index.build import IndexSection, make_index
 from tests.inference.embedding.jobs import request
@@ -118,7 +119,7 @@ class Trial(NamedTuple):
         before, _, after = self.memory
         calm, during = (outcome.percentile_ms(99) for outcome in (self.calm, self.during))
         tests = {
-            f"{self.name}: ordinary clients got {self.during.by_status}": {*self.during.statuses} == {200},
+            f"{self.name}: ordinary clients got {Counter(self.during.statuses)}": {*self.during.statuses} == {200},
             f"{self.name}: p99 {during:.0f} ms, {calm:.0f} without": during <= SLOWER * calm,
             f"{self.name}: memory {before / 1e6:.0f} MB before, {after / 1e6:.0f} after": after <= MORE_MEMORY * before,
         }
@@ -137,15 +138,14 @@ def trial(folder: Path, name: str, seconds: float) -> Trial:
     with service(folder, model, indexes=indexes) as (address, process):
         ordinary = Load(address + attack.path, ORDINARY, connections=CLIENTS, seconds=seconds)
         processes = psutil.Process(process.pid)
-        with begun_load(ordinary) as warm_up:
-            warm_up()
-        with begun_load(ordinary) as outcome:
-            calm = outcome()
+        answered(ordinary)  # warm-up
+        calm = answered(ordinary)
         before = resident_bytes(processes)
-        with begun_load(ordinary) as outcome:
+        with ThreadPoolExecutor(1) as pool:
+            outcome = pool.submit(answered, ordinary)
             port = int(address.rpartition(":")[2])
             answers, most = asyncio.run(attacked(port, attack, seconds, processes))
-            during = outcome()
+            during = outcome.result()
         # Memory is released some time after its request.
         until = time.monotonic() + PAUSE_S
         while (after := resident_bytes(processes)) > MORE_MEMORY * before and time.monotonic() < until:
@@ -216,5 +216,5 @@ def table(trials: Iterable[Trial]) -> Iterator[str]:
         answers = ", ".join(f"{count} × {line}" for line, count in trial.answers.most_common(3))
         memory = ", ".join(f"{peak / 1e6:.0f}" for peak in trial.memory)
         right = "no" if trial.wrong else "yes"
-        counts = trial.during.by_status
+        counts = dict(Counter(trial.during.statuses))
         yield f"| {trial.name} | {calm:.0f} | {during:.0f} | {counts} | {answers} | {memory} | {right} |"

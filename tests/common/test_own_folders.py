@@ -1,16 +1,17 @@
-"""Users without a home folder or an entry in passwd still get private folders."""
+"""Private folders: no other user can read, write or plant links in them, and users without a home have them, too."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from esmeray.common import own_folders
 from esmeray.common.errors import ConfigError, ResourceError, expanded
-from esmeray.common.own_folders import cache_folder, own_folder
+from esmeray.common.own_folders import cache_folder, ray_folder
 from tests.conftest import REPOSITORY
 
 STRANGER = ["unshare", "--user", "--map-user=4711", "--map-group=4711"]
@@ -18,8 +19,7 @@ STRANGER = ["unshare", "--user", "--map-user=4711", "--map-group=4711"]
 PROGRAM = """
 import json
 import esmeray
-from esmeray.cluster.private_folder import ray_folder
-from esmeray.common.own_folders import cache_folder
+from esmeray.common.own_folders import cache_folder, ray_folder
 from pathlib import Path
 import ray.train  # looks for the home
 
@@ -56,14 +56,55 @@ def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     folder = cache_folder("kernels")
     assert folder == tmp_path / f"esmeray-{os.geteuid()}" / "kernels" == cache_folder("kernels")
-    folder.parent.chmod(0o750)
-    with pytest.raises(
-        ResourceError,
-        match=r"another user owns it or has access to it; remove it, or set TMPDIR \(for Ray: RAY_TMPDIR\) to another",
-    ):
-        own_folder(tmp_path)
 
 
 def test_a_missing_home_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"^~no-such-user/runs: unknown user"):
         expanded("~no-such-user/runs")
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders for XDG_RUNTIME_DIR and TMPDIR with paths short enough for sockets."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setattr(own_folders, "_MAX_PATH_BYTES", 200)
+    monkeypatch.setattr(own_folders.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    return tmp_path
+
+
+def test_it_is_made_for_this_user_alone_in_the_first_place_that_fits(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    name = f"esmeray-{os.geteuid()}"
+    temporary = folders / "temporary" / name / "ray"
+    assert ray_folder() == folders / "runtime" / name / "ray"
+    (folders / "runtime").chmod(0o755)
+    assert ray_folder() == temporary and temporary.parent.stat().st_mode & 0o777 == 0o700
+    assert ray_folder() == temporary, "it is there by now"
+    monkeypatch.setattr(own_folders, "_MAX_PATH_BYTES", len(str(temporary)) - 1)
+    assert ray_folder() == Path("/tmp", name, "ray")
+
+
+def test_what_ends_with_the_login_is_not_chosen_where_runs_outlive_it(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(own_folders, "_OF_LOGINS", folders)
+    monkeypatch.setattr(own_folders.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="nobody-who-lingers"))
+    assert ray_folder().is_relative_to(folders / "temporary")
+
+
+@pytest.mark.parametrize("made", ["link", "group", "other"])
+def test_a_folder_that_others_could_enter_is_refused_in_one_line(folders: Path, made: str):
+    folder = ray_folder().parent
+    if made == "link":
+        folder.rename(folders / "elsewhere")
+        folder.symlink_to(folders / "elsewhere")
+    elif made == "group":
+        folder.chmod(0o710)
+    elif os.geteuid() == 0:
+        os.chown(folder, 65534, 65534)
+    else:
+        pytest.skip("needs another user")
+    with pytest.raises(
+        ResourceError,
+        match=rf"^{folder}: is a symbolic link, or another user owns it or has access to it; remove it, or set TMPDIR",
+    ):
+        ray_folder()

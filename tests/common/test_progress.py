@@ -4,7 +4,7 @@ import time
 import pytest
 
 from esmeray.common import progress
-from esmeray.common.progress import ConversionProgress, conversion_bar, record_bar, status_line, working
+from esmeray.common.progress import conversion_bar, record_bar, status_line, working
 
 
 class _Terminal(io.StringIO):
@@ -33,7 +33,7 @@ def test_a_terminal_shows_progress_and_a_log_nothing_of_short_work(monkeypatch):
     for stream in (terminal := _Terminal(), pipe := io.StringIO()):
         monkeypatch.setattr(progress.sys, "stderr", stream)
         with conversion_bar("converting") as show:
-            show(ConversionProgress(500_000, 1_000_000, 1234))
+            show(500_000, 1_000_000, 1234)
     for words in ("converting", "0.5/1.0 MB", "1,234 records"):
         assert words in terminal.getvalue()
     assert pipe.getvalue() == ""

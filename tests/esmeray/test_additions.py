@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from esmeray import installation
-from esmeray.common.text import UNUSABLE, did_you_mean
+from esmeray.common.errors import UNUSABLE, did_you_mean
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.formats.registry import _checked as checked_format
 from esmeray.inference.models.kinds import output_names

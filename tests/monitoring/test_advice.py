@@ -5,7 +5,7 @@ from esmeray.training.config import Config
 
 
 def test_advice_is_ordered_by_cost():
-    topics = [advice.topic for advice in advise(Facts(idle=0.1, utilisation=0.4, memory=0.3))]
+    topics = [advice.topic for advice in advise(Facts({"idle": 0.1, "utilisation": 0.4, "memory": 0.3}))]
     assert topics == ["utilisation", "idle", "memory unused"]
 
 

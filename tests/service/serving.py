@@ -20,8 +20,7 @@ from esmeray.inference.index.build import IndexSection, make_index
 from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
 from esmeray.service.http.guard import Guard
-from esmeray.service.http.metrics import Metrics
-from esmeray.service.http.models import Call, IndexCall, Models
+from esmeray.service.http.models import Call, Models
 from esmeray.service.http.protocol import LimitedProtocol
 from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.replicas.replica import ModelReplica
@@ -73,7 +72,7 @@ class Serving:
         self.index = save_index(folder / "proteins", folder / "esm")
         served = ServedIndex(name="proteins", source=str(self.index), link="https://example.org/{id}/page")
         self.index_replica = IndexReplica(served.model_dump(), "esm", "1")
-        self.index_calls = {"proteins": IndexCall(self.index_replica.about, self.index_replica.run)}
+        self.index_calls = {"proteins": Call(self.index_replica.about, self.index_replica.run)}
         self.calls = {name: Call(replica.about, replica.run, replica.tokens) for name, replica in replicas.items()}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -85,9 +84,8 @@ class Serving:
 
     def app(self, calls: dict[str, Call] | None = None, **config: Any) -> Guard:
         """The application of all models, or of these calls; ``limits`` override the tests' default limits."""
-        metrics = Metrics()
         settings = ServeSection(models=self.models, **{**config, "limits": {**LIMITS, **config.get("limits", {})}})
-        return build_app(settings, Models(calls or self.calls, metrics, (LostError,), (), self.index_calls))
+        return build_app(settings, Models(calls or self.calls, (LostError,), (), self.index_calls))
 
     @contextmanager
     def address(self, app: Any) -> Iterator[str]:

@@ -37,7 +37,7 @@ def measure_with_faults(
 
     def failing_step(work: TrainingWork, *batches: Any) -> bool:
         if taken:
-            _fail(fault, work.model)
+            _fail(fault, work._engine.module)
         taken.append(work)
         return step(work, *batches)
 

@@ -15,10 +15,9 @@ from esmeray.cluster.placement import NodeResources
 from esmeray.common.errors import DataError
 from esmeray.tuning.records import Job, Measurement, Settings
 from esmeray.tuning.results import Results
-from esmeray.tuning.search import MEASUREMENT, Search, next_budget, read_trials
+from esmeray.tuning.search import MEASUREMENT, METRIC, Search, next_budget, read_trials
 from esmeray.tuning.section import TuneConfig
 from esmeray.tuning.space import SearchSpace, make_space, needs_at_least
-from esmeray.tuning.trainable import METRIC
 from tests.runs import tiny_config
 
 TOTAL_BYTES = 1 << 30

@@ -62,7 +62,7 @@ def test_nan_is_seen_where_results_are_read_a_step_later(process_group, store_pa
             self._late = True
             steps.append(step)
             if len(steps) == 2:
-                for parameter in self.model.parameters():
+                for parameter in self._engine.module.parameters():
                     parameter.data.fill_(torch.nan)
             return super().step(step, global_targets)
 

@@ -25,6 +25,7 @@ from esmeray.common.publishing.outputs import (
     refuse_existing,
     refuse_file,
 )
+from esmeray.common.publishing.verification import check_file, verified
 from esmeray.common.publishing.writing import (
     atomic_file,
     disk_full,
@@ -46,6 +47,7 @@ __all__ = [
     "RECORD_FILE",
     "atomic_file",
     "named_errors",
+    "check_file",
     "check_names",
     "discard",
     "disk_full",
@@ -68,6 +70,7 @@ __all__ = [
     "resolved",
     "sync",
     "take_lock",
+    "verified",
     "write_atomically",
     "writing",
 ]

@@ -11,8 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import xxhash
 
-from esmeray.common.errors import DataError, refuse_special
-from esmeray.common.text import shortened
+from esmeray.common.errors import DataError, refuse_special, shortened
 
 MADE_FILE = "esmeray.json"
 PARTS = "part-*"

@@ -16,8 +16,7 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.publishing import atomic_file, writing
-from esmeray.common.verification import verified
+from esmeray.common.publishing import atomic_file, verified, writing
 
 Arrays: TypeAlias = Mapping[str, NDArray]
 

@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.publishing import MADE_FILE, PARTS, file_xxh128, inner_name, write_atomically, writing
+from esmeray.common.publishing import MADE_FILE, PARTS, file_xxh128, inner_name, verified, write_atomically, writing
 from esmeray.common.remote import current, local_path, open_ranges, uri_of
-from esmeray.common.verification import verified
 from esmeray.run_folder.job import differences
 
 MANIFEST_FILE, INDEX_FILE = "embeddings.json", "index.parquet"

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError, UnknownRecordError, check_path, parsing
+from esmeray.common.errors import ConfigError, DataError, UnknownRecordError, did_you_mean, parsing
 from esmeray.common.remote import Returned, retried
-from esmeray.common.text import did_you_mean
 from esmeray.dataset.embeddings.formats.base import Rows, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS
 from esmeray.dataset.embeddings.manifest import (
@@ -40,7 +39,6 @@ def read_embeddings(folder: Path | str, output: str | None = None) -> "Embedding
     >>> len(vectors), vectors["first"].shape, vectors[0:2].shape
     (3, (320,), (2, 320))
     """
-    check_path(folder, "folder")
     return Embeddings(folder, output)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
+from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.text import counted
 from esmeray.dataset.fasta.counts import IngestCounts, SourceFile
 from esmeray.dataset.fasta.reader import files_ignored, find_files, is_fasta_name
@@ -212,8 +212,8 @@ class _Reader:
                 self._take(taken, block, "training" if file < num_training else "validation")
             # Limited, because a file may grow while it is read.
             bytes_read = min(source.bytes_read, bytes_total)
-            progress(ConversionProgress(bytes_read, bytes_total, self.counts.records_read))
-        progress(ConversionProgress(bytes_total, bytes_total, self.counts.records_read))
+            progress(bytes_read, bytes_total, self.counts.records_read)
+        progress(bytes_total, bytes_total, self.counts.records_read)
 
     def _take(self, taken: LabelledPart, block: CleanBlock, part_of_file: str) -> None:
         kept = range(len(taken.batch)) if block.kept is None else block.kept.tolist()

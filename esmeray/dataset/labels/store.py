@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from safetensors.numpy import load_file
 
 from esmeray.common.errors import DataError
-from esmeray.common.verification import check_file
+from esmeray.common.publishing import check_file
 from esmeray.dataset.fasta.counts import SourceFile
 from esmeray.dataset.labels.labelled_file import LabelledCounts
 from esmeray.dataset.store.format import MADE_AGAIN, SEQUENCES_FOLDER, SampleSource, read_signed

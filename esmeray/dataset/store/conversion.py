@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esmeray.common.errors import DataError
-from esmeray.common.progress import ConversionProgress, ProgressCallback, conversion_bar, no_progress
+from esmeray.common.progress import ProgressCallback, conversion_bar, no_progress
 from esmeray.common.publishing import exclusive, published, refuse_existing
 from esmeray.common.remote import local_path
 from esmeray.common.text import counted
@@ -168,7 +168,7 @@ def _blocks(source: FastaSource, ingest: Ingest, progress: ProgressCallback) -> 
             # After the first fault nothing is written, but all files are read, to report all faults.
             if block is not None and not ingest.faults:
                 yield block
-            progress(ConversionProgress(source.bytes_read, source.bytes_total, ingest.counts.records_read))
+            progress(source.bytes_read, source.bytes_total, ingest.counts.records_read)
 
 
 def sample_batches(records: Iterator[tuple[str, str]]) -> Iterator[RecordBatch]:

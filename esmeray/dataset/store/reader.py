@@ -24,9 +24,8 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from esmeray.common.errors import FORKED, DataError, ForkedError, UnknownRecordError, check_path, parsing, reading
-from esmeray.common.publishing import disk_full, exclusive, published
-from esmeray.common.verification import check_file
+from esmeray.common.errors import FORKED, DataError, ForkedError, UnknownRecordError, expanded, parsing, reading
+from esmeray.common.publishing import check_file, disk_full, exclusive, published
 from esmeray.dataset.fasta.records import keys_of
 from esmeray.dataset.store import format as layout
 
@@ -40,8 +39,7 @@ def open_store(folder: Path | str) -> "Store":
     >>> len(store), store.id(0), store.text(0)
     (3, 'first', 'MKTAYIAKQR')
     """
-    check_path(folder, "folder")
-    return Store(folder)
+    return Store(expanded(folder))
 
 
 class Store:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError
-from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
+from esmeray.common.progress import ProgressCallback, no_progress
 from esmeray.common.publishing import exclusive, published, refuse_existing
 from esmeray.common.remote import local_path
 from esmeray.common.text import counted
@@ -222,7 +222,7 @@ def read_files(
         except DataError as error:
             refused += error.problems
         done += path.stat().st_size
-        progress(ConversionProgress(done, total, len(structures)))
+        progress(done, total, len(structures))
     if len(refused) > 1:
         refused.insert(0, f"{counted(len(refused), 'file{s}')} refused; the first {min(len(refused), _SHOWN)} follow")
     if refused:

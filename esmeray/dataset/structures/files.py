@@ -27,8 +27,7 @@ from biotite.structure.io import pdbx
 from biotite.structure.io.pdb.hybrid36 import decode_hybrid36
 from numpy.typing import NDArray
 
-from esmeray.common.errors import DataError, reading
-from esmeray.common.text import first_line
+from esmeray.common.errors import DataError, first_line, reading
 from esmeray.dataset.section import StructuresSection
 from esmeray.dataset.structures.chains import FORCE_FIELDS, STANDARD, chain_of
 from esmeray.dataset.structures.store import Structure, StructureCounts, packed_number

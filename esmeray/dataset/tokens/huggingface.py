@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.command_line import warn
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import first_line
-from esmeray.common.verification import verified
+from esmeray.common.errors import ConfigError, first_line
+from esmeray.common.publishing import verified
 from esmeray.dataset.fasta.alphabet import AMINO_ACIDS, GAPS, MASK_TEXT, STORE_ALPHABET, UnknownLetters
 from esmeray.dataset.tokens.esm import sequence_lengths
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, quiet_transformers, read_settings

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from esmeray.common.errors import ConfigError, ResourceError, naming_variables, read_json
+from esmeray.common.errors import ConfigError, ResourceError, did_you_mean, naming_variables, read_json
+from esmeray.common.publishing import verified
 from esmeray.common.remote import local_path
-from esmeray.common.text import did_you_mean
-from esmeray.common.verification import verified
 from esmeray.run_folder.paths import EXPORT, METRICS
 
 CONFIG_FILE = "config.json"

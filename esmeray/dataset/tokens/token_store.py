@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.progress import ConversionProgress, ProgressCallback, no_progress
-from esmeray.common.publishing import exclusive, file_xxh128, published
-from esmeray.common.verification import check_file
+from esmeray.common.progress import ProgressCallback, no_progress
+from esmeray.common.publishing import check_file, exclusive, file_xxh128, published
 from esmeray.dataset.fasta.records import stretches
 from esmeray.dataset.store.format import read_signed, signed_json
 from esmeray.dataset.store.reader import Store
@@ -143,7 +142,7 @@ def _write(folder: Path, store: Store, tokenizer: SequenceTokenizer, progress: P
         for first, last in stretches(store.lengths, _BLOCK_BYTES):
             ids_T, lengths[first:last] = tokenizer.encode([store.text(index) for index in range(first, last)])
             file.write(np.ascontiguousarray(ids_T.astype(dtype)).data)
-            progress(ConversionProgress(int(ends[last - 1]), int(ends[-1]), last))
+            progress(int(ends[last - 1]), int(ends[-1]), last)
     (folder / LENGTHS_FILE).write_bytes(lengths.tobytes())
     manifest = TokenManifest(
         store_checksum=store.checksum,

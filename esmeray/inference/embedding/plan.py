@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.text import counted, did_you_mean
+from esmeray.common.errors import ConfigError, DataError, did_you_mean
+from esmeray.common.text import counted
 from esmeray.dataset.batches.plan import Indices, longest_first
 from esmeray.dataset.embeddings.formats.base import Format
 from esmeray.dataset.embeddings.formats.hdf5 import check_ids

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from esmeray.common.errors import ConfigError, DataError, parsing
-from esmeray.common.publishing import file_xxh128, write_atomically, writing
+from esmeray.common.publishing import check_file, file_xxh128, write_atomically, writing
 from esmeray.common.remote import download, listing, retried, storage, upload
-from esmeray.common.verification import check_file
 from esmeray.dataset.batches.plan import Indices
 from esmeray.dataset.embeddings.arrays import open_arrays, write_arrays
 from esmeray.dataset.embeddings.cache import FeatureStore, bound_cache, write_shard

@@ -39,9 +39,9 @@ from esmeray.common.publishing import (
     made_folder,
     output_or_scratch,
     refuse_file,
+    verified,
 )
 from esmeray.common.text import counted
-from esmeray.common.verification import verified
 from esmeray.dataset.embeddings.manifest import ranges
 from esmeray.dataset.section import DataSection, IngestSection
 from esmeray.dataset.sequence_list import checked_paths

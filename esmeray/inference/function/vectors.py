@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.verification import verified
+from esmeray.common.publishing import verified
 from esmeray.dataset.embeddings.reader import open_vectors
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.store.conversion import name_of_content

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from esmeray.common.errors import ConfigError, DataError, parsing, read_json
 from esmeray.common.progress import record_bar
 from esmeray.common.publishing import (
+    check_file,
     file_xxh128,
     grown_folder,
     link,
@@ -32,7 +33,6 @@ from esmeray.common.publishing import (
     write_atomically,
 )
 from esmeray.common.remote import discard_work, local_path, publish, target_path
-from esmeray.common.verification import check_file
 from esmeray.dataset.embeddings.arrays import scratch_array, write_arrays, write_checksums
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import INDEX_ROWS, MANIFEST_FILE, differ, ranges, write_training

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.publishing import atomic_file, writing
-from esmeray.common.verification import verified
+from esmeray.common.publishing import atomic_file, verified, writing
 from esmeray.dataset.embeddings.arrays import Arrays, CheckedFile
 from esmeray.dataset.embeddings.formats.base import Values
 from esmeray.dataset.embeddings.manifest import ranges

@@ -8,7 +8,7 @@
 ``parts/00000.*.blocks``   compressed index: checksums of each 64 kB block of these files
 ``trained.faiss``          compressed index: the clusters, without lists
 
-Files are memory-mapped, and verified when they are first read (:mod:`esmeray.common.verification`). Files with block
+Files are memory-mapped, and verified when they are first read (:mod:`esmeray.common.publishing`). Files with block
 checksums are verified block by block, because a query reads few rows of a compressed index.
 
 Shape legend: n rows of a part, C channels.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, PositiveInt
 
 from esmeray.common.errors import DataError, parsing
-from esmeray.common.verification import check_file, verified
+from esmeray.common.publishing import check_file, verified
 from esmeray.dataset.embeddings.arrays import BLOCKS, open_arrays, open_checked
 from esmeray.dataset.embeddings.manifest import Name
 from esmeray.dataset.fasta.records import hashes_of

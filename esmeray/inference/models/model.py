@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.text import did_you_mean
+from esmeray.common.errors import ConfigError, DataError, did_you_mean
 from esmeray.dataset.batches.plan import longest_first
 from esmeray.dataset.batches.preparation import FixedCrop, head_length
 from esmeray.dataset.embeddings.manifest import space_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esmeray.common.errors import ConfigError
-from esmeray.common.verification import verified
+from esmeray.common.publishing import verified
 from esmeray.dataset.batches.preparation import fixed_crop
 from esmeray.dataset.section import DataSection
 from esmeray.dataset.targets import LabelSpace

@@ -19,8 +19,8 @@ from pydantic import BaseModel, Field
 
 from esmeray.common.command_line import say
 from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.publishing import verified
 from esmeray.common.text import counted
-from esmeray.common.verification import verified
 from esmeray.dataset.sequence_list import checked_text, checked_texts, clean_list
 from esmeray.inference.models.source import find_model
 from esmeray.inference.mutations.features import Inputs, Measured

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.text import counted, did_you_mean
+from esmeray.common.errors import ConfigError, DataError, did_you_mean
+from esmeray.common.text import counted
 from esmeray.dataset.identifiers import match_ids
 from esmeray.dataset.labels.values import finite, read_values, text_of
 from esmeray.dataset.section import IngestSection

@@ -226,11 +226,11 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
     # On CUDA host and device overlap: the sum over stages is not wall time, which comes from the run without the
     # profiler.
     computing_s = total_s - sum(spent_s[name] for name in NOT_COMPUTED)
-    facts = Facts(
-        model_waits=max(0.0, 1 - computing_s / (seconds if on_cuda else total_s)),
-        attention=stages["attention"]["share"],
-        products_of_peak=stages["products"]["share_of_limit"],
-    )
+    shares = {
+        "model_waits": max(0.0, 1 - computing_s / (seconds if on_cuda else total_s)),
+        "attention": stages["attention"]["share"],
+        "products_of_peak": stages["products"]["share_of_limit"],
+    }
     tokens, count = int(job.tokens.sum()), len(job.tokens)
     return {
         "tokens_of_a_batch": subject.tokens,
@@ -242,7 +242,7 @@ def profile_stages(subject: Subject, job: Job, folder: Path) -> dict[str, Any]:
         "peaks": peaks,
         "stages": stages,
         "operators": operators(profiler, on_cuda),
-        "advice": [str(advice) for advice in advise(facts)],
+        "advice": [str(advice) for advice in advise(Facts(shares))],
     }
 
 

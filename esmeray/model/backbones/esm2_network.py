@@ -12,8 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, PositiveInt, PrivateAttr, ValidationError
 from torch import Tensor, nn
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.text import refusal
+from esmeray.common.errors import ConfigError, DataError, refusal
 from esmeray.dataset.tokens.esm import EOS, MASK, PAD, VOCABULARY
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, read_settings
 from esmeray.model.backbones.base import Float32Buffers, empty_weights

@@ -35,9 +35,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
-from esmeray.common.errors import ConfigError, DataError
-from esmeray.common.text import first_line
-from esmeray.common.verification import verified
+from esmeray.common.errors import ConfigError, DataError, first_line
+from esmeray.common.publishing import verified
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, quiet_transformers, read_settings
 from esmeray.model.backbones import esm2_network
 from esmeray.model.backbones.base import PackedBackbone, empty_weights, layer_list

@@ -15,9 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from esmeray.common.errors import ConfigError, DataError, ResourceError, parsing, read_json
-from esmeray.common.text import did_you_mean, first_line
-from esmeray.common.verification import verified
+from esmeray.common.errors import ConfigError, DataError, ResourceError, did_you_mean, first_line, parsing, read_json
+from esmeray.common.publishing import verified
 from esmeray.model.backbones.base import PackedBackbone
 from esmeray.model.section import LoraSection
 

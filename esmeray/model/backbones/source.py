@@ -7,8 +7,7 @@ neither torch nor transformers, so that a wrong source is refused early.
 from pathlib import Path
 from typing import NamedTuple
 
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import UNUSABLE, did_you_mean
+from esmeray.common.errors import UNUSABLE, ConfigError, did_you_mean
 from esmeray.dataset.tokens.model_folder import CONFIG_FILE, fetch, local_folder, read_settings
 from esmeray.installation import added
 from esmeray.model.section import BackboneSection

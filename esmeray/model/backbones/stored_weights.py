@@ -18,8 +18,8 @@ from torch import Tensor
 
 from esmeray.common.command_line import warn
 from esmeray.common.errors import DataError, parsing, read_json, reading
+from esmeray.common.publishing import verified
 from esmeray.common.text import counted
-from esmeray.common.verification import verified
 from esmeray.model.backbones.source import MODEL_FILE
 
 _NOT_NAMED = re.compile(

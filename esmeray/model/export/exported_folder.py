@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from esmeray.common.errors import DataError, expanded, parsing, read_json
-from esmeray.common.publishing import made_folder
-from esmeray.common.verification import verified
+from esmeray.common.publishing import made_folder, verified
 from esmeray.model.backbones.source import MODEL_FILE
 from esmeray.model.section import ClassifierSection
 from esmeray.train_config.removed import stored_in

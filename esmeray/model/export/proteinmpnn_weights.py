@@ -16,7 +16,7 @@ from pydantic import BaseModel, PositiveInt
 
 from esmeray.common.errors import ConfigError, expanded, parsing, reading
 from esmeray.common.own_folders import cache_folder
-from esmeray.common.verification import verified
+from esmeray.common.publishing import verified
 from esmeray.model.backbones.source import MODEL_FILE
 from esmeray.model.export.exported_folder import exported_folder, read_settings_of, write_settings
 

@@ -26,52 +26,52 @@ _CLOCK_SETTINGS = 0x002 | 0x010 | 0x100
 
 
 class GpuSummary(NamedTuple):
-    """Summary of one GPU, by its label in the log; values that the log lacks are None.
+    """Summary of one GPU, by its label in the log.
 
     Attributes:
-        work_s: time from first to last work, without gaps in the log.
-        utilisation, idle: mean utilisation, and share of nearly idle time, within that time.
-        power_mean_w, clock_share: mean power, and mean clock as a share of the maximum, while busy.
-        thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power.
-        spans_s: stretches by these names, in seconds since the log's first sample.
+        values: by name; None if the log lacks them.
+
+            - work_s: time from first to last work, without gaps in the log
+            - utilisation, idle: mean utilisation, and share of nearly idle time, within that time
+            - memory_peak_bytes, memory_total_bytes, temperature_max_c
+            - power_mean_w, clock_share: mean power, and mean clock as a share of the maximum, while busy
+            - thermal, power_capped: shares of the busy time with clocks lowered for heat, or for power
+        spans_s: stretches that are idle, thermal or power_capped, in seconds since the log's first sample.
         notes: limits of the analysis, and memory errors.
     """
 
     gpu: str
     name: str
-    work_s: float
-    utilisation: float | None
-    idle: float | None
-    memory_peak_bytes: float | None
-    memory_total_bytes: float | None
-    temperature_max_c: float | None
-    power_mean_w: float | None
-    clock_share: float | None
-    thermal: float | None
-    power_capped: float | None
+    values: dict[str, float | None]
     spans_s: dict[str, list[tuple[float, float]]]
     advice: list[Advice]
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        return self._asdict() | {
+        return {
+            "gpu": self.gpu,
+            "name": self.name,
+            **self.values,
+            "spans_s": self.spans_s,
             "advice": [
                 {"topic": entry.topic, "finding": entry.finding, "actions": [action.text for action in entry.actions]}
                 for entry in self.advice
-            ]
+            ],
+            "notes": self.notes,
         }
 
     def __str__(self) -> str:
         parts = [
-            ("utilisation {:.0%} while busy", self.utilisation),
-            ("idle {:.0%}", self.idle),
-            ("peak memory {:.1f}", self.memory_peak_bytes and self.memory_peak_bytes / 2**30),
-            ("of {:.0f} GiB", self.memory_total_bytes and self.memory_total_bytes / 2**30),
-            ("at most {:.0f} °C", self.temperature_max_c),
-            ("{:.0f} W on average", self.power_mean_w),
-            ("clocks at {:.0%}", self.clock_share),
+            ("utilisation {:.0%} while busy", "utilisation", 1),
+            ("idle {:.0%}", "idle", 1),
+            ("peak memory {:.1f}", "memory_peak_bytes", 2**30),
+            ("of {:.0f} GiB", "memory_total_bytes", 2**30),
+            ("at most {:.0f} °C", "temperature_max_c", 1),
+            ("{:.0f} W on average", "power_mean_w", 1),
+            ("clocks at {:.0%}", "clock_share", 1),
         ]
-        known = [words.format(value) for words, value in parts if value is not None]
+        found = [(words, self.values[name], unit) for words, name, unit in parts]
+        known = [words.format(value / unit) for words, value, unit in found if value is not None]
         ending = "" if self.advice else "; no problems found"
         return f"GPU {self.gpu}: {', '.join(known).replace(', of ', ' of ')}{ending}"
 
@@ -96,31 +96,33 @@ def _summary(gpu: str, rows: pd.DataFrame) -> GpuSummary:
     worked = bool(working.any())
     thermal, power_capped = _throttling(rows, busy)
     peak_bytes, total_bytes = rows["mem_used_bytes"].max(), rows["mem_total_bytes"].max()
-    facts = Facts(
-        utilisation=_mean(rows["util"] / 100, weights, working),
-        idle=_mean(~busy, weights, working),
-        power=_mean(rows["power_w"] / rows["power_limit_w"], weights, busy),
-        thermal=_share(thermal, weights, busy),
-        power_capped=_share(power_capped, weights, busy),
+    shares = {
+        "utilisation": _mean(rows["util"] / 100, weights, working),
+        "idle": _mean(~busy, weights, working),
+        "power": _mean(rows["power_w"] / rows["power_limit_w"], weights, busy),
+        "thermal": _share(thermal, weights, busy),
+        "power_capped": _share(power_capped, weights, busy),
         # Memory of a GPU without work is meaningless.
-        memory=_known(peak_bytes / total_bytes) if worked else None,
-    )
+        "memory": _known(peak_bytes / total_bytes) if worked else None,
+    }
     spans = {"idle": working & ~busy, "thermal": thermal, "power_capped": power_capped}
     return GpuSummary(
         gpu=gpu,
         name=next(filter(None, rows[NAME]), ""),
-        work_s=float(weights[working].sum()),
-        utilisation=facts.utilisation,
-        idle=facts.idle,
-        memory_peak_bytes=_known(peak_bytes),
-        memory_total_bytes=_known(total_bytes),
-        temperature_max_c=_known(rows["temperature_c"].max()),
-        power_mean_w=_mean(rows["power_w"], weights, busy),
-        clock_share=_mean(_clock_share(rows, busy), weights, busy),
-        thermal=facts.thermal,
-        power_capped=facts.power_capped,
+        values={
+            "work_s": float(weights[working].sum()),
+            "utilisation": shares["utilisation"],
+            "idle": shares["idle"],
+            "memory_peak_bytes": _known(peak_bytes),
+            "memory_total_bytes": _known(total_bytes),
+            "temperature_max_c": _known(rows["temperature_c"].max()),
+            "power_mean_w": _mean(rows["power_w"], weights, busy),
+            "clock_share": _mean(_clock_share(rows, busy), weights, busy),
+            "thermal": shares["thermal"],
+            "power_capped": shares["power_capped"],
+        },
         spans_s={name: _spans(rows[TIME], mask) for name, mask in spans.items()},
-        advice=advise(facts),
+        advice=advise(Facts(shares)),
         notes=_notes(rows, worked),
     )
 

@@ -3,7 +3,6 @@
 Columns are never guessed: if one is missing, the error names it, the most similar column, and all columns of the log.
 """
 
-import difflib
 import io
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from esmeray.common.errors import DataError, reading
+from esmeray.common.errors import DataError, did_you_mean, reading
 from esmeray.dataset.table import csv_rows
 
 TIME, GPU, NAME = "time", "index", "name"
@@ -99,12 +98,9 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
     if missing:
         # Columns already matched are not suggested as nearest.
         free = [title for title in titles if title not in known.values()]
-        described = []
-        for title in missing:
-            near = difflib.get_close_matches(title, free, n=1, cutoff=0.4)
-            described.append(title + "".join(f" (nearest: {name})" for name in near))
+        described = "; ".join(title + did_you_mean(title, free) for title in missing)
         raise DataError(
-            f"{path}: no column for {'; '.join(described)}. The log has: {', '.join(titles)}. Add the missing "
+            f"{path}: no column for {described}. The log has: {', '.join(titles)}. Add the missing "
             "columns to `nvidia-smi --query-gpu`; `esmeray profile log --help` lists them"
         )
     return known
@@ -120,8 +116,13 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
             raise DataError(f"{path}, line {line}, column {title!r}: {cells[title][line]!r} is not {words}")
         return values
 
-    names = cells[titles[NAME]] if NAME in titles else ""
-    table = pd.DataFrame({TIME: read(titles[TIME], _seconds, "a time"), GPU: cells[titles[GPU]], NAME: names})
+    table = pd.DataFrame(
+        {
+            TIME: read(titles[TIME], _seconds, "a time"),
+            GPU: cells[titles[GPU]],
+            NAME: cells[titles[NAME]] if NAME in titles else "",
+        }
+    )
     for name in [name for name in COLUMNS if name not in table]:
         # Columns that the log lacks are NaN, so that callers need no check.
         table[name] = read(titles[name], _numbers, "a number") if name in titles else np.nan
@@ -129,9 +130,10 @@ def _values(cells: pd.DataFrame, titles: dict[str, str], path: Path) -> pd.DataF
     matches = [re.fullmatch(r"clocks_(?:event|throttle)_reasons\.(\w+)", title) for title in cells]
     bits = {match[0]: REASON_BITS[match[1]] for match in matches if match and match[1] in REASON_BITS}
     if bits and "throttle_reasons" not in titles:
-        words = "'Active' or 'Not Active'"
         states = {"Active": 1.0, "Not Active": 0.0}
-        active = pd.DataFrame({title: read(title, lambda cells: cells.map(states), words) for title in bits})
+        active = pd.DataFrame(
+            {title: read(title, lambda cells: cells.map(states), "'Active' or 'Not Active'") for title in bits}
+        )
         # min_count: if no reason is known, the sample is unknown (NaN), not 0.
         table["throttle_reasons"] = (active * pd.Series(bits)).sum(axis=1, min_count=1)
     table = table.dropna(subset=[TIME]).sort_values(TIME, kind="stable", ignore_index=True)

@@ -100,9 +100,9 @@ def memory_of_this_machine() -> Memory:
     total, available = machine.total, machine.available
     # The tightest limit of all groups up to the root: a job's own group may have none while its parent does.
     for folder, is_v2 in cgroup_folders("memory"):
-        limit = _number(folder / ("memory.max" if is_v2 else "memory.limit_in_bytes"))
-        used = _number(folder / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
-        if limit is not None and used is not None:
+        names = ["memory.max", "memory.current"] if is_v2 else ["memory.limit_in_bytes", "memory.usage_in_bytes"]
+        with contextlib.suppress(OSError, ValueError):  # a file is absent, or says "max": no limit
+            limit, used = (int((folder / name).read_text()) for name in names)
             # cgroup v1 encodes "no limit" as a number near 2^63.
             total = min(total, limit)
             available = min(available, max(0, limit - max(0, used - _file_cache_bytes(folder))))
@@ -131,11 +131,3 @@ def _file_cache_bytes(folder: Path) -> int:
     values = dict(line.split(maxsplit=1) for line in lines)
     # v1 has totals including child groups under "total_", v2 without the prefix; the limit applies to the total.
     return sum(int(values.get(f"total_{kind}", values.get(kind, 0))) for kind in ("inactive_file", "active_file"))
-
-
-def _number(path: Path) -> int | None:
-    """Read an integer; None if the file is absent or says "max"."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

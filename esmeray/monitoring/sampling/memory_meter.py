@@ -5,14 +5,13 @@ takes the role of the device's memory. The peak is Linux' VmHWM, exact except fo
 does not allow resetting it, the current memory is reported in its place.
 """
 
-import ctypes
 import gc
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import torch
 
+from esmeray.common.processor import give_back_memory
 from esmeray.monitoring.sampling.host import memory_of_this_machine
 
 PROC = Path("/proc/self")
@@ -79,10 +78,6 @@ class MemoryMeter:
         gc.collect()
         if self._cuda is not None:
             torch.cuda.empty_cache()
-        elif _malloc_trim is not None:
-            _malloc_trim(0)
+        else:
+            give_back_memory()
         self.reset_peak()
-
-
-# glibc only: it keeps freed pages, which would count for later measurements.
-_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,9 +25,6 @@ from esmeray.monitoring.sampling.host import HostSampler, ProcessSampler
 from esmeray.monitoring.sampling.metric_names import RUN_METRICS, WORKER_METRICS, Metric, find
 from esmeray.monitoring.sampling.nvml import NvmlDevices
 from esmeray.run_folder.metrics_log import MetricsLog, steady_time
-
-if TYPE_CHECKING:
-    from ray.util.metrics import Gauge
 
 CLOSE_LIMIT_S = 5.0
 """Seconds that close() waits for a sample in progress, so that a hanging driver cannot delay the end of a run."""
@@ -69,7 +66,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self._host_name = socket.gethostname()
-        self._gauges: dict[Metric, Gauge] = {}
+        self._gauges: dict[Metric, Any] = {}  # of ray.util.metrics
         self._process = ProcessSampler()
         self._host = HostSampler()
         self._devices: NvmlDevices | None = None  # opened by the thread, since a driver call may hang
@@ -83,10 +80,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._work, name="sampler", daemon=True)
 
     def start(self) -> "Sampler":
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more threads
-            self._warn(f"the run is not monitored: {error}")
+        self._guarded("the thread of monitoring", self._thread.start)  # there may be no more threads
         return self
 
     def note(self, step: int, epoch: int, values: Mapping[str, float]) -> None:

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple, NoReturn
 import psutil
 import yaml
 
+from esmeray.common.errors import first_line
 from esmeray.common.remote import local_path
-from esmeray.common.text import first_line
 from esmeray.monitoring.sampling.metric_names import METRICS, RUN_METRICS
 from esmeray.monitoring.section import WandbSection
 from esmeray.run_folder.metrics_log import Record, RunTail, read_metrics
@@ -102,8 +102,9 @@ class _Follower:
         sys.stderr = complaints = _Complaints(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
         import wandb  # takes seconds
 
+        self._wandb = wandb
         self._imported.set()  # the timeout starts here: it excludes Python's import time
-        run: Any = wandb.init(settings=wandb.Settings(**self._settings()), config=self._config)
+        run: Any = self._wandb.init(settings=self._wandb.Settings(**self._settings()), config=self._config)
         # After init, which would replace them: tags and notes edited on the server survive a resume.
         run.tags = tuple(dict.fromkeys([*run.tags, *self._section.tags]))
         run.notes = (run.resumed and run.notes) or self._section.notes or run.notes
@@ -115,13 +116,11 @@ class _Follower:
             # W&B marks a run as failed by its exit code. A killed run has no outcome.
             run.finish(exit_code=getattr(self._run.read_outcome(), "exit_code", 1))
             problem = complaints.first + self._hint if complaints.first and self._mode == "online" else None
-            wandb.teardown()  # wandb-core writes the rest of its file and ends
+            self._wandb.teardown()  # wandb-core writes the rest of its file and ends
         return problem
 
     def _log(self, run: Any) -> None:
         """Log the run's records until its end, then its model if configured."""
-        import wandb
-
         known = dict(run.summary) if run.resumed else {}  # read once, before this process adds to it
         # Send alerts since the driver's start only: earlier ones were sent, and a replay sends none.
         rows = WandbRows(psutil.Process().create_time() if self._follow else math.inf, name_nodes=self._worker is None)
@@ -143,7 +142,7 @@ class _Follower:
                 run.define_metric(name, step_metric=axis, hidden=name.startswith(POSITION))
             defined |= new_names
             if CURVES in row.values:
-                row.values[CURVES] = wandb.Image(str(self._run.curves))
+                row.values[CURVES] = self._wandb.Image(str(self._run.curves))
                 known[row.position] = row.values[row.position]  # the same picture is not logged again
             run.log(row.values)
             if row.alert is not None:
@@ -154,14 +153,12 @@ class _Follower:
 
     def _log_model(self, run: Any, step: int) -> None:
         """Log the export as an artifact, with the last validation up to its step."""
-        import wandb
-
         records = read_metrics(self._run.metrics)
         best = [record["step"] for record in records if record.get("event") == "exports_best"]
         step = best[-1] if best else step
         validated = [wandb_values(r) for r in records if r["kind"] == "validation" and r["step"] <= step]
         metadata = {**(validated[-1] if validated else {}), "step": step}
-        artifact = wandb.Artifact(self._run.path.name, "model", metadata=metadata)
+        artifact = self._wandb.Artifact(self._run.path.name, "model", metadata=metadata)
         # If worker 0 was on another machine, the folder is missing here, and the run is at a URI.
         uri = f"{self._config['run']['storage_path']}/{self._run.path.name}/{self._run.export.name}"
         export = self._run.export if self._run.export.is_dir() else local_path(uri)

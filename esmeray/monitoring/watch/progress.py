@@ -10,14 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from statistics import fmean, harmonic_mean
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from esmeray.common.text import amount, duration
-from esmeray.monitoring.advice import Facts
 from esmeray.run_folder.metrics_log import MetricLabels, Record
 
 _STYLES = {"raised": "yellow", "validation": "dim"}
@@ -97,16 +96,13 @@ class Pace:
             else max(0.0, step_s * (self.total_steps - self._steps[-1]["step"]))
         )
 
-    def facts(self) -> Facts:
+    def shares(self) -> dict[str, float]:
         """Return the known shares of a step's time by phase."""
         step_s = self.mean("step_s")
-        if not step_s:
-            return Facts()
         parts = ("data_wait", "forward", "backward", "optimizer", "communication", "checkpoint")
         seconds = {name: self.mean(f"{name}_s") for name in parts}
         # Phases that are not measured stay unknown, not zero.
-        shares: dict[str, Any] = {name: value / step_s for name, value in seconds.items() if value is not None}
-        return Facts(**shares)
+        return {name: value / step_s for name, value in seconds.items() if step_s and value is not None}
 
 
 class ProgressSink:

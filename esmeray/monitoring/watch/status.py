@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import amount, did_you_mean, duration
+from esmeray.common.errors import ConfigError, did_you_mean
+from esmeray.common.text import amount, duration
 from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.monitoring.watch.progress import Pace, describe_alert, describe_validation, loss_text
 from esmeray.run_folder.checkpoints import saved_steps
@@ -100,10 +99,9 @@ class RunStatus:
         # Read by key, not by the schema: a run of another version has a status too.
         config, _ = read_file(self.files.config)
         training = config.get("training", {})
-        return replace(
-            self._pace.facts(),
+        return Facts(
+            self._pace.shares(),
             precision=training.get("precision"),
             compile=training.get("compile"),
             stage=config.get("deepspeed", {}).get("stage"),
-            num_workers=config.get("data", {}).get("num_workers"),
         )

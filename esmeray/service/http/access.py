@@ -17,8 +17,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.types import Scope
 
-from esmeray.common.errors import ConfigError, expanded
-from esmeray.common.text import first_line
+from esmeray.common.errors import ConfigError, expanded, first_line
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.section import CallerSection, is_loopback
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
-from esmeray.common.text import did_you_mean
+from esmeray.common.errors import did_you_mean
 from esmeray.dataset.fasta.alphabet import MASK_TEXT, residues_of
 from esmeray.service.contract import About
 from esmeray.service.http.answers import off_loop
@@ -251,10 +251,12 @@ def _json(body: bytes, schema: type[BaseModel], limits: LimitsSection) -> dict[s
     return content
 
 
-def check_number(number: int, unit: Literal["sequences", "mutations", "residues"], limits: LimitsSection) -> None:
+def check_number(
+    number: int, unit: Literal["sequences", "mutations", "residues", "neighbours"], limits: LimitsSection
+) -> None:
     most: int = getattr(limits, unit)
     if number > most:
-        raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; send them in several requests", limit=unit)
+        raise RefusalError(413, f"{number:,} {unit}, more than {most:,}; ask for fewer at once", limit=unit)
 
 
 def _fasta(body: bytes, limits: LimitsSection) -> list[dict[str, str]]:

@@ -5,7 +5,6 @@ Serve (``esmeray/service/launch.py``). A cluster that was started without the va
 """
 
 import asyncio
-import ctypes
 import time
 import uuid
 from contextlib import suppress
@@ -16,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import HTTP_PROTOCOLS
 
+from esmeray.common.processor import give_back_memory
 from esmeray.service.http.access import check_page
 from esmeray.service.http.refusals import ROOM_TOKENS, RefusalError
 
@@ -167,12 +167,6 @@ def head_refusal(scope: Scope) -> RefusalError | None:
     """Refuse an address and headers that are too large. protocol.py only counts those that arrive in pieces."""
     head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(map(len, chain(*scope["headers"])))
     return LARGE_HEAD if head_bytes > MAX_HEAD_BYTES else None
-
-
-def give_back_memory() -> None:
-    """Make glibc return the memory of large bodies to the system; it would keep it for later ones."""
-    with suppress(OSError, AttributeError):  # with another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def overloaded(retry_after_s: int, room_tokens: int | None) -> RefusalError:

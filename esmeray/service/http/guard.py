@@ -14,10 +14,11 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from esmeray.common.processor import give_back_memory
 from esmeray.service.contract import REQUESTS
 from esmeray.service.http.access import ANYBODY, PUBLIC, check_page
 from esmeray.service.http.bodies import SMALL_BYTES
-from esmeray.service.http.door import LARGE_BYTES, give_back_memory, head_refusal
+from esmeray.service.http.door import LARGE_BYTES, head_refusal
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Service
 from esmeray.service.section import LimitsSection

@@ -21,18 +21,11 @@ RETRY_S = 2
 
 
 class Call(NamedTuple):
-    """Methods of a served model, as coroutines."""
+    """Methods of a served model or index, as coroutines. An index has no ``tokens``."""
 
-    about: Callable[[], Awaitable[About]]
-    run: Callable[[str, Sequence[Any], str], Awaitable[Reply]]
-    tokens: Callable[[Sequence[str]], Awaitable[list[list[int]]]]
-
-
-class IndexCall(NamedTuple):
-    """Methods of a served index, as coroutines."""
-
-    about: Callable[[], Awaitable[AboutIndex]]
-    run: Callable[[NDArray | Sequence[str], int, str, str], Awaitable[Reply]]
+    about: Callable[[], Awaitable[Any]]
+    run: Callable[..., Awaitable[Reply]]
+    tokens: Any = None
 
 
 @dataclass
@@ -45,10 +38,10 @@ class Models:
     """
 
     calls: Mapping[str, Call]
-    metrics: Metrics
     lost: tuple[type[BaseException], ...] = ()
     busy: tuple[type[BaseException], ...] = ()
-    index_calls: Mapping[str, IndexCall] = field(default_factory=dict)
+    index_calls: Mapping[str, Call] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
     about: dict[str, About] = field(default_factory=dict)
     about_index: dict[str, AboutIndex] = field(default_factory=dict)
     _loading: asyncio.Task[None] | None = None

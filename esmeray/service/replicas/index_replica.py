@@ -19,7 +19,7 @@ from esmeray.common.errors import DataError, EsmerayError
 from esmeray.inference.index.search import open_index
 from esmeray.service.contract import AboutIndex, Reply
 from esmeray.service.replicas.batcher import Item, TokenBatcher
-from esmeray.service.replicas.replica import Replica, first_record, log, set_up_process
+from esmeray.service.replicas.replica import Replica, first_record, set_up_process
 from esmeray.service.section import ServedIndex
 
 BATCH_QUERIES = 64
@@ -46,7 +46,6 @@ class IndexReplica(Replica):
 
     def __init__(self, index: dict[str, Any], model: str, version: str) -> None:
         set_up_process()
-        start_s = time.perf_counter()
         self._settings = ServedIndex(**index)
         # Set before torch and faiss are imported, which would use all cores.
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(self._settings.cpus)))
@@ -65,7 +64,6 @@ class IndexReplica(Replica):
             queue_tokens=QUEUED_QUERIES,
             queue_s=self._settings.queue_s,
         )
-        log.info("%s: opened in %.1f s, version %s", self._settings.name, time.perf_counter() - start_s, version)
 
     def _open(self) -> None:
         """Open the files as they are now, or record the problem with them."""

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -84,7 +83,6 @@ class ModelReplica(Replica):
         from esmeray.service.replicas.design_computer import DesignComputer
 
         set_up_process()
-        start_s = time.perf_counter()
         self._model = ServedModel(**model)
         self._device = device
         # Otherwise torch uses all cores, whatever Ray has reserved for this replica.
@@ -95,8 +93,14 @@ class ModelReplica(Replica):
         identity = about.fingerprint
         if about.calibration is not None:  # the ingress applies the thresholds of the first replica
             identity += f"-{hashlib.sha256(about.calibration.model_dump_json().encode()).hexdigest()[:8]}"
-        _refuse_other_weights(self._model.name, version, identity)
-        loaded_s = time.perf_counter()
+        first = first_record(self._model.name, version, identity)
+        if first != identity:
+            problem = (
+                f"models: {self._model.name}: its files changed since the service was started (weights {first}, now "
+                f"{identity}); restore them, or send SIGHUP to serve the new ones"
+            )
+            log.error(problem)
+            raise ConfigError(problem)
         self._warm_up()
         self._batcher = TokenBatcher(
             self._computer.compute,
@@ -107,13 +111,6 @@ class ModelReplica(Replica):
             cache_bytes=self._model.cache_mb * 1_000_000,
             # On a GPU the next batch is prepared while one computes; on the CPU both would share the cores.
             at_once=2 if device == "cuda" else 1,
-        )
-        log.info(
-            "%s: loaded in %.1f s, warmed up in %.1f s, version %s",
-            self._model.name,
-            loaded_s - start_s,
-            time.perf_counter() - loaded_s,
-            version,
         )
 
     async def about(self) -> About:
@@ -176,18 +173,6 @@ def first_record(name: str, version: str, record: str = "") -> str:
         # In the cluster's store, which outlives the replica.
         internal_kv._internal_kv_put(key, record, overwrite=False, namespace=_RECORDS)
     return (internal_kv._internal_kv_get(key, namespace=_RECORDS) or b"").decode()
-
-
-def _refuse_other_weights(name: str, version: str, fingerprint: str) -> None:
-    """Raise ConfigError if the first replica of this version of a model loaded other weights."""
-    first = first_record(name, version, fingerprint)
-    if first != fingerprint:
-        problem = (
-            f"models: {name}: its files changed since the service was started (weights {first}, now {fingerprint}); "
-            "restore them, or send SIGHUP to serve the new ones"
-        )
-        log.error(problem)
-        raise ConfigError(problem)
 
 
 def set_up_process() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from esmeray.common.errors import DataError, check_path, expanded
+from esmeray.common.errors import DataError, expanded
 from esmeray.dataset.fasta.records import stretches
 from esmeray.dataset.packed_batch import PackedBatch
 from esmeray.dataset.section import SPECIAL_TOKENS_PER_SEQUENCE
@@ -228,7 +228,6 @@ class ESM2Autoencoder(ResidueModel):
         >>> [len(rows) for rows in latents]
         [10, 5]
         """
-        check_path(folder, "folder")
         refuse_forked(str(folder))
         folder = expanded(folder).absolute()
         section = read_settings_of(

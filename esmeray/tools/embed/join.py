@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from esmeray.common.errors import ConfigError, DataError
+from esmeray.common.errors import ConfigError, DataError, did_you_mean
 from esmeray.common.progress import record_bar
-from esmeray.common.text import counted, did_you_mean
+from esmeray.common.text import counted
 from esmeray.dataset.embeddings.arrays import scratch_array
 from esmeray.dataset.embeddings.formats.base import Block, Source, Values
 from esmeray.dataset.embeddings.formats.registry import FORMATS, TABLE_FORMATS

@@ -20,8 +20,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from esmeray.common.command_line import result_console
-from esmeray.common.errors import ConfigError
-from esmeray.common.text import did_you_mean, duration
+from esmeray.common.errors import ConfigError, did_you_mean
+from esmeray.common.text import duration
 from esmeray.inference.index.build import num_lists
 from esmeray.model.section import BackboneSection
 from esmeray.tools.grammar import command

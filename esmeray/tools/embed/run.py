@@ -83,5 +83,6 @@ def _next_commands(folder: Path) -> Iterator[str]:
     for path in sorted(path for path in folder.glob(f"**/{MANIFEST_FILE}") if not path.parent.match(PARTS)):
         names = [name for name, output in read_manifest(path.parent).outputs.items() if output.per == "protein"]
         if names:
-            folder = path.parent
-            yield next_command("embed", "plot", folder, "--plot.name", names[0], "--plot.output", f"{folder}-map")
+            yield next_command(
+                "embed", "plot", path.parent, "--plot.name", names[0], "--plot.output", f"{path.parent}-map"
+            )

@@ -55,12 +55,10 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
     # A single worker does not communicate.
     shares: dict[str, Any] = {name: share for name, share in measurement.shares.items() if name != "communication"}
     facts = Facts(
-        **shares,
-        memory=measurement.memory_share if on_cuda else None,
+        shares | {"memory": measurement.memory_share if on_cuda else None},
         precision=config.training.precision,
         gradient_checkpointing=bool(config.model.backbone.gradient_checkpointing),
         compile=config.training.compile,
-        num_workers=config.data.num_workers,
         workers=1,
         stage=config.deepspeed.stage,
     )

@@ -103,14 +103,15 @@ def compare(
     # Count computed residues, because longer sequences are cropped.
     residues = int(sum(batch.lengths.sum() for batch in first_batches))
     seconds_of = {label: [time_s for _, time_s in rounds] for label, rounds in samples.items()}
-    devices = {}
-    for label, seconds in seconds_of.items():
-        devices[label] = {
+    devices = {
+        label: {
             "device": subjects[label].model.facts.device_name,
             "tokens": subjects[label].tokens,
             "proteins_per_s": [len(sample) / time_s for time_s in seconds],
             "residues_per_s": [residues / time_s for time_s in seconds],
         }
+        for label, seconds in seconds_of.items()
+    }
     slower, faster = seconds_of.values()
     return {
         "model": name,

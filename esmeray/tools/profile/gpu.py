@@ -1,6 +1,6 @@
 """Check which parts of the GPU stack are installed and compatible.
 
-Prints a line each for torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed, its kernels and Ray: a verdict (ok, missing,
+Prints a line each for torch, CUDA, cuDNN, NCCL, NVML, DeepSpeed and Ray: a verdict (ok, missing,
 mismatch), what it sees of this machine, and what to do. Starts no cluster. A machine without a GPU is not an error.
 
 --verify trains two steps of a tiny ESM-2 as training would: in bf16 and fp16 on a GPU, in bf16 and fp32 on the CPU if
@@ -14,7 +14,6 @@ Examples:
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -23,8 +22,8 @@ from typing import Annotated, NamedTuple
 import pynvml
 from pydantic import Field
 
-from esmeray.common.errors import EsmerayError, ResourceError
-from esmeray.common.text import counted, first_line
+from esmeray.common.errors import EsmerayError, ResourceError, first_line
+from esmeray.common.text import counted
 from esmeray.tools.grammar import command
 
 _INSTALL = "pip install -r requirements/requirements.lock"
@@ -63,7 +62,6 @@ def main(
         "NCCL": check_nccl,
         "NVML": lambda: nvml,
         "DeepSpeed": check_deepspeed,
-        "DeepSpeed ops": check_kernels,
         "Ray": check_ray,
     }
     # Print each verdict at once: importing DeepSpeed takes seconds.
@@ -79,8 +77,6 @@ def _steps_work() -> bool:
     except ImportError as error:
         raise ResourceError(f"training is not possible: {_first_line(error)}; see the lines above") from error
     device = choose_device()
-    # To stderr, because a script may read the lines of stdout.
-    print(f"training on {device}; the first steps take longer because kernels are compiled ...", file=sys.stderr)
     works = True
     with single_process_group(device):
         for precision in precisions(device):
@@ -240,17 +236,6 @@ def check_deepspeed() -> Finding:
     seen = f"{deepspeed.__version__}, computes on {accelerator}"
     elsewhere = Finding("mismatch", f"{seen}, but torch uses {device}", "see CUDA above, and unset DS_ACCELERATOR")
     return _pinned("deepspeed", seen) if accelerator == device else elsewhere
-
-
-def check_kernels() -> Finding:
-    """Report how many of DeepSpeed's own kernels could be compiled here, as ds_report does. Training needs none."""
-    with _quiet():  # each incompatible operator prints the reason
-        from deepspeed.ops.op_builder import builder
-        from deepspeed.ops.op_builder.all_ops import ALL_OPS
-
-        ops = [op for name, op in ALL_OPS.items() if name != "deepspeed_not_implemented"]
-        fit = [op for op in ops if builder.probe_is_compatible(op)]
-    return Finding("ok", f"{len(fit)} of {len(ops)} can be compiled; not needed for training")
 
 
 def check_ray() -> Finding:

@@ -14,8 +14,8 @@ Examples:
 import math
 from typing import Any
 
-from esmeray.common.errors import ConfigError, ResourceError, expanded
-from esmeray.common.text import counted, did_you_mean, duration
+from esmeray.common.errors import ConfigError, ResourceError, did_you_mean, expanded
+from esmeray.common.text import counted, duration
 from esmeray.model.section import BackboneSection
 from esmeray.tasks.section import ModelSection
 from esmeray.tools.grammar import OutputWriter, command

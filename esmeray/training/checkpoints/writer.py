@@ -21,9 +21,8 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from esmeray.common.errors import CheckpointError, ResourceError
+from esmeray.common.errors import CheckpointError, ResourceError, first_line
 from esmeray.common.publishing import is_disk_full, named_errors, sync, write_atomically
-from esmeray.common.text import first_line
 from esmeray.run_folder.checkpoints import (
     MANIFEST,
     PARTIAL_SUFFIX,

@@ -7,7 +7,6 @@ It prepares the data, finds the workers, runs Ray Train and reports. The trainin
 import math
 import secrets
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -30,11 +29,10 @@ from esmeray.cluster.section import RaySection
 from esmeray.cluster.signals import StopSignals
 from esmeray.common import processor
 from esmeray.common.command_line import say, warn
-from esmeray.common.errors import ResourceError
+from esmeray.common.errors import ResourceError, last_line
 from esmeray.common.progress import conversion_bar
 from esmeray.common.publishing import refuse_existing, write_atomically, writing
 from esmeray.common.remote import AT_ONCE_S
-from esmeray.common.text import last_line
 from esmeray.model.export.exported_folder import MADE_BY
 from esmeray.monitoring.sinks.wandb_run import WandbFollowers
 from esmeray.monitoring.watch.alerts import AlertSink
@@ -87,9 +85,9 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
     try:
         with signals, held(run.path):
             return work(signals)
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         print(f"interrupted before {name} started", file=sys.stderr)
-        return 128 + (signals.behind(error) or signal.SIGINT)
+        return signals.interrupted_code
 
 
 def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:

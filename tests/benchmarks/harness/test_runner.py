@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.__main__ import RESULTS_ROOT
 from benchmarks.harness.comparison import compare_runs, verdict
-from benchmarks.harness.results import read_results
-from benchmarks.harness.runner import Run, run_stages
+from benchmarks.harness.runner import Run, read_results, run_stages
 from benchmarks.harness.stage import Row, Setting
 from esmeray.common.errors import DataError
 from esmeray.common.timing import Ratio
@@ -17,7 +16,7 @@ from tests.benchmarks.harness.toy_stage import MACHINE, toy_stage
 
 
 def a_run(folder: Path, command: str = "python -m benchmarks", quick: bool = True, **changes) -> Run:
-    return Run(MACHINE, folder, quick, command, ["service", "training"], **changes)
+    return Run(MACHINE, folder, quick, command, **changes)
 
 
 def test_a_run_writes_json_and_a_table(tmp_path: Path):
@@ -34,11 +33,11 @@ def test_a_run_writes_json_and_a_table(tmp_path: Path):
 
 
 def test_running_one_stage_keeps_the_results_of_the_others(tmp_path: Path):
-    run_stages([toy_stage("training"), toy_stage("service")], a_run(tmp_path, "all", quick=False))
-    run_stages([toy_stage("training", ours=60.0)], a_run(tmp_path, "training alone", quick=False))
+    run_stages([toy_stage("service"), toy_stage("training")], a_run(tmp_path, "all", quick=False))
+    run_stages([toy_stage("service", ours=60.0)], a_run(tmp_path, "service alone", quick=False))
     tables = read_results(tmp_path, MACHINE).tables
-    assert [(table.stage, table.command) for table in tables] == [("service", "all"), ("training", "training alone")]
-    assert [table.samples["first"]["ours"] for table in tables] == [[30.0] * 3, [60.0] * 3]
+    assert [(table.stage, table.command) for table in tables] == [("service", "service alone"), ("training", "all")]
+    assert [table.samples["first"]["ours"] for table in tables] == [[60.0] * 3, [30.0] * 3]
     assert "smoke run" not in (tmp_path / "results.md").read_text(encoding="utf-8")
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(DataError, match="move it away"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.programs.processes import MemoryMeter, call
+from benchmarks.programs.processes import call, peak_memory
 
 pytestmark = pytest.mark.slow
 
@@ -13,9 +13,9 @@ PROGRAM = "tests.benchmarks.programs.test_processes"
 def allocate(before: int, during: int) -> int:
     """Allocate and free memory before and during the work; return the work's peak memory."""
     bytearray(b"x" * before)
-    meter = MemoryMeter()
+    peak_bytes = peak_memory()
     bytearray(b"x" * during)
-    return meter.peak_bytes()
+    return peak_bytes()
 
 
 def fail() -> None:

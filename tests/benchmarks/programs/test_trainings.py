@@ -4,11 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
+from transformers import EsmTokenizer
 
 from benchmarks.harness.inputs import random_network, write_fasta
-from benchmarks.peers.transformers_embedding import esm_tokenizer
 from benchmarks.programs.trainings import MASK_SHARE, TOY, bits_per_residue
 from esmeray.dataset.store.sample import sample_records
+from esmeray.dataset.tokens.base import EsmSequenceTokenizer
 from esmeray.dataset.tokens.esm import MASK
 
 
@@ -26,7 +27,9 @@ def test_a_seventh_of_the_residues_is_masked_and_the_loss_is_in_bits(tmp_path: P
         return output
 
     network.forward = seen
-    bits = [bits_per_residue(network, str(fasta), esm_tokenizer(tmp_path), 510) for _ in range(2)]
+    EsmSequenceTokenizer().save(tmp_path)
+    tokenizer = EsmTokenizer.from_pretrained(tmp_path)
+    bits = [bits_per_residue(network, str(fasta), tokenizer, 510) for _ in range(2)]
     assert bits[0] == bits[1]  # the same masks
     masked, residues = map(sum, zip(*counts, strict=True))
     assert masked / residues == pytest.approx(MASK_SHARE, rel=0.15)  # three standard deviations of 5,000 residues

@@ -51,7 +51,7 @@ def test_a_failed_benchmark_resumes_and_its_page_compares_the_values(tmp_path, m
     assert str(tmp_path) not in page and "random weights" in page
     assert "- plain baseline: a twentieth" in page
     # Each link in the table leads to a section.
-    assert set(re.findall(r"\]\(#([^)]+)\)", page)) == set(re.findall(r'<a id="([^"]+)">', page)) == {"toy-shares"}
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) == set(re.findall(r'<a id="([^"]+)">', page)) == {"toy_shares"}
 
 
 def test_residues_that_were_not_resolved_have_no_structure(tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.inputs import make_store, write_fasta
 from benchmarks.harness.stage import WrongWorkError
+from benchmarks.peers.transformers_embedding import write_model
 from benchmarks.programs import processes, trainings
 from benchmarks.programs.trainings import TOY, Step, in_process
 from benchmarks.stages import training
@@ -73,7 +74,7 @@ def test_both_sides_start_from_the_same_weights_and_only_the_peer_pads(
     monkeypatch.setattr(trainings, "call", call)
     fasta = write_fasta(tmp_path / "some.fasta", ["MKTAYIAKQR" * (1 + number) for number in range(60)])
     store = make_store(fasta, tmp_path)
-    weights = training.write_weights(tmp_path / "weights", "esm2_t6_8M", TOY)
+    weights = write_model(tmp_path / "weights", "esm2_t6_8M", **TOY)
     config = training.our_config(str(fasta), weights, 1280, 3)
     arguments = training.trainer_arguments(4, 3, "random", "cpu")
     ours = in_process("ours", tmp_path, config=config, store=str(store), held_out=str(fasta))

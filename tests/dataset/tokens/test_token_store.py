@@ -52,10 +52,10 @@ def test_tokens_beyond_a_record_are_refused(store, tmp_path, record, start, leng
 def test_many_blocks_are_the_same_as_one(store, tmp_path, monkeypatch):
     whole = ensure_tokens(store, ESM, tmp_path / "whole")
     monkeypatch.setattr("esmeray.dataset.tokens.token_store._BLOCK_BYTES", 12)
-    seen: list[tuple[int, int]] = []
-    pieces = ensure_tokens(store, ESM, tmp_path / "pieces", lambda p: seen.append((p.records, p.bytes_read)))
+    seen: list[tuple[float, int]] = []
+    pieces = ensure_tokens(store, ESM, tmp_path / "pieces", lambda done, total, records: seen.append((done, records)))
     assert all_pieces(pieces) == all_pieces(whole)
-    assert seen == [(2, 11), (3, 17), (4, 1017)]
+    assert seen == [(11, 2), (17, 3), (1017, 4)]
 
 
 def test_tokens_are_made_once_for_a_store_and_tokenizer(store, byte_pairs, tmp_path):
@@ -66,7 +66,7 @@ def test_tokens_are_made_once_for_a_store_and_tokenizer(store, byte_pairs, tmp_p
     made = files()
     ensure_tokens(Store(store.path), ESM, tmp_path / "tokens")
     with pytest.raises(ZeroDivisionError):
-        ensure_tokens(store, byte_pairs, tmp_path / "tokens", lambda _: 1 // 0)
+        ensure_tokens(store, byte_pairs, tmp_path / "tokens", lambda *_: 1 // 0)
     assert files() == made, "what was interrupted leaves nothing"
 
 

@@ -23,7 +23,6 @@ from esmeray.inference.mutations.section import MutationsSection
 from esmeray.model.backbones.loading import residue_tokenizer
 from esmeray.model.export.backbone import export
 from esmeray.service.http.app import build_app
-from esmeray.service.http.metrics import Metrics
 from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas.replica import ModelReplica
 from esmeray.service.section import ServedModel, ServeSection
@@ -156,7 +155,7 @@ def test_scores_and_probabilities_use_the_models_own_mask(folder, network):
     )
     served = ServedModel(name="bert", source=str(folder), precision="fp32")
     replica = ModelReplica(served.model_dump(), "cpu", "1")
-    models = Models({"bert": Call(replica.about, replica.run, replica.tokens)}, Metrics(), (), (), {})
+    models = Models({"bert": Call(replica.about, replica.run, replica.tokens)})
     app = build_app(ServeSection(models=[served]), models)
 
     bodies = [

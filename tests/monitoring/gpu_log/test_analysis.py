@@ -43,14 +43,14 @@ def test_values_are_of_the_time_at_work(tmp_path):
     machine = gpu_traces.thermal()
     machine.idle(100, 30)
     (summary,) = summaries(machine, tmp_path)
-    assert summary.work_s == pytest.approx(300, abs=2)
-    assert summary.idle == pytest.approx(0.1, abs=0.01)
-    assert summary.utilisation == pytest.approx(0.9 * 0.97, abs=0.01)
-    assert summary.thermal == pytest.approx(150 / 270, abs=0.01)
+    assert summary.values["work_s"] == pytest.approx(300, abs=2)
+    assert summary.values["idle"] == pytest.approx(0.1, abs=0.01)
+    assert summary.values["utilisation"] == pytest.approx(0.9 * 0.97, abs=0.01)
+    assert summary.values["thermal"] == pytest.approx(150 / 270, abs=0.01)
     assert summary.spans_s["thermal"] == [(pytest.approx(START_S + 150, abs=1), pytest.approx(START_S + 300, abs=1))]
-    assert summary.memory_peak_bytes == pytest.approx(0.8 * 80 * 2**30, rel=0.01)
-    assert summary.temperature_max_c == pytest.approx(87, abs=3)
-    assert summary.clock_share == pytest.approx((120 + 150 * 0.75) / 270, abs=0.01)
+    assert summary.values["memory_peak_bytes"] == pytest.approx(0.8 * 80 * 2**30, rel=0.01)
+    assert summary.values["temperature_max_c"] == pytest.approx(87, abs=3)
+    assert summary.values["clock_share"] == pytest.approx((120 + 150 * 0.75) / 270, abs=0.01)
 
 
 def test_throttling_memory_and_load_are_judged(tmp_path):
@@ -82,7 +82,7 @@ def test_gpu_that_does_nothing_but_a_stray_kernel_is_noted(tmp_path):
     first, second = summaries(machine, tmp_path)
     assert first.notes == []
     assert second.notes[0].startswith("was never used")
-    assert (topics(second), second.work_s, second.idle) == (set(), 0.0, None)
+    assert (topics(second), second.values["work_s"], second.values["idle"]) == (set(), 0.0, None)
 
 
 def test_a_gap_in_the_log_is_not_idle_time(tmp_path):

@@ -55,7 +55,10 @@ def test_missing_columns_are_named_with_the_nearest_and_all_columns(path):
     with pytest.raises(DataError) as error:
         read_gpu_log(path)
     message = str(error.value)
-    assert "no column for memory.used (nearest: mem.used); temperature.gpu (nearest: temp.gpu); clocks" in message
+    assert (
+        "no column for memory.used (did you mean mem.used?); temperature.gpu (did you mean temp.gpu?); clocks"
+        in message
+    )
     assert "The log has: timestamp, index, utilization.gpu, mem.used, memory.total, temp.gpu, power.draw." in message
     assert "\n" not in message
 

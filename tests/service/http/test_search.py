@@ -14,8 +14,7 @@ from esmeray.common.errors import DataError
 from esmeray.inference.index.search import open_index
 from esmeray.service.client import Client
 from esmeray.service.http.answers import ARROW, NPY
-from esmeray.service.http.metrics import Metrics
-from esmeray.service.http.models import IndexCall, Models
+from esmeray.service.http.models import Call, Models
 from esmeray.service.replicas import index_replica
 from esmeray.service.replicas.index_replica import IndexReplica
 from esmeray.service.section import ServedIndex
@@ -79,8 +78,8 @@ def test_what_can_not_be_searched_is_refused(serving: Serving, client: httpx.Cli
     problems = []
     for model in ("esm", "autoencoder"):
         replica = IndexReplica(served.model_dump(), model, "1")
-        calls = {"proteins": IndexCall(replica.about, replica.run)}
-        problems.append(serving.run(Models(serving.calls, Metrics(), index_calls=calls).mismatch()))
+        calls = {"proteins": Call(replica.about, replica.run)}
+        problems.append(serving.run(Models(serving.calls, index_calls=calls).mismatch()))
     assert not problems[0] and "indexes: proteins: its vectors are of " in problems[1]
 
 
@@ -100,7 +99,7 @@ def test_a_truncated_index_is_refused_at_once(serving: Serving, tmp_path: Path, 
         return client.post("/v1/search", json={"ids": ["P00001"]})
 
     def lost_and_found(replica: IndexReplica) -> None:
-        monkeypatch.setattr(serving, "index_calls", {"proteins": IndexCall(replica.about, replica.run)})
+        monkeypatch.setattr(serving, "index_calls", {"proteins": Call(replica.about, replica.run)})
         with serving.client() as client:
             os.truncate(part, 100)
             for body in ({"ids": ["P00001"]}, {"sequences": ["MKT"]}):

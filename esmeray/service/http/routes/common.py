@@ -61,12 +61,11 @@ class Service(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Model, sequences and caller of a request. Ids default to numbers; texts are in upper case."""
+    """Model and sequences of a request. Ids default to numbers; texts are in upper case."""
 
     about: About
     ids: list[str]
     texts: list[str]
-    caller: str
 
 
 async def _service(request: Request) -> Any:
@@ -115,7 +114,7 @@ def resolve_request(
     residues = masked_residues(service, texts) if output == LIKELIHOOD else sum(map(residues_of, texts))
     # Last, so that refused requests don't count in the key's rate.
     charge(service, request, about.name, len(texts), residues)
-    return Query(about, ids, texts, request.state.caller)
+    return Query(about, ids, texts)
 
 
 def about_of(service: Service, request: Request, model: str | None, output: str | None) -> About:

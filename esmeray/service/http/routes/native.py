@@ -22,7 +22,7 @@ from esmeray.inference.models.kinds import output_names
 from esmeray.inference.mutations.variants import Mutant, Protein, marginal_scores
 from esmeray.service.contract import CLASSES, DECODED, EACH_MASKED, MASKED, About
 from esmeray.service.http.answers import Arrays, are_many, arrays_answer, json_answer, off_loop, table_answer
-from esmeray.service.http.bodies import Body, SequencesBody
+from esmeray.service.http.bodies import Body, SequencesBody, check_number
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import (
     Accepted,
@@ -88,7 +88,7 @@ async def encode(
 ) -> Response:
     """Embeddings of any output of the model."""
     query = resolve_request(service, request, body.model, body.sequences, output=body.output)
-    arrays = await service.models.run(query.about.name, body.output, query.texts, query.caller)
+    arrays = await service.models.run(query.about.name, body.output, query.texts, request.state.caller)
     content = {
         "model": query.about.name,
         "output": body.output,
@@ -106,9 +106,7 @@ async def decode(
     channels = about.outputs["latents"]
     latents = [_latents(values, channels, number) for number, values in enumerate(body.latents)]
     residues = sum(map(len, latents))
-    # Checked here, since the number is known only once the lists are built.
-    if residues > service.limits.residues:
-        raise RefusalError(413, f"latents of {residues:,} residues, more than {service.limits.residues:,}")
+    check_number(residues, "residues", service.limits)  # here, since the lists had to be built first
     charge(service, request, about.name, len(latents), residues)
     shares = await _amino_acid_shares(
         about, await service.models.run(about.name, DECODED, latents, request.state.caller)
@@ -148,7 +146,7 @@ async def classify(
     about = about_of(service, request, body.model, CLASSES)
     thresholds = _thresholds(about, body.coverage, kind)  # refused before the request counts in the key's rate
     query = resolve_request(service, request, body.model, body.sequences, output=CLASSES, crop=True)
-    shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
+    shares = await service.models.run(about.name, CLASSES, query.texts, request.state.caller)
     cropped = _cropped(about, query.texts)
     content = {
         "model": about.name,
@@ -221,12 +219,12 @@ async def _masked_probabilities(
     model = query.about.name
     if method == "wild_type":
         return await _amino_acid_shares(
-            query.about, await service.models.run(model, "logits", query.texts, query.caller)
+            query.about, await service.models.run(model, "logits", query.texts, request.state.caller)
         )
     if any(MASK_TEXT in text for text in query.texts):
         raise RefusalError(422, "method masked: masks every position itself; send sequences without <mask>")
     service.access.charge(request.state.key, "residues", masked_residues(service, query.texts))
-    rows = await service.models.run(model, EACH_MASKED, query.texts, query.caller)
+    rows = await service.models.run(model, EACH_MASKED, query.texts, request.state.caller)
     # One row per residue; split them by sequence.
     ends = np.cumsum(list(map(len, query.texts)))[:-1]
     return await _amino_acid_shares(query.about, np.split(np.concatenate(rows), ends))

@@ -41,7 +41,7 @@ async def embeddings(
 ) -> Response:
     """One vector for each sequence."""
     query = resolve_request(service, request, body.model, body.input, output=body.pooling, dimensions=body.dimensions)
-    vectors = await service.models.run(query.about.name, body.pooling, query.texts, query.caller)
+    vectors = await service.models.run(query.about.name, body.pooling, query.texts, request.state.caller)
     values: Iterable[Any] = vectors
     if body.encoding_format == "base64":  # little-endian fp32, as OpenAI's clients read it
         values = (base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors)

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from esmeray.service.http.answers import are_many, json_answer, off_loop, table_answer
-from esmeray.service.http.bodies import MAX_ID_LENGTH, Body, Sequences
+from esmeray.service.http.bodies import MAX_ID_LENGTH, Body, Sequences, check_number
 from esmeray.service.http.refusals import RefusalError
 from esmeray.service.http.routes.common import Accepted, Shared, about_of, charge, documented, reading, resolve_request
 
@@ -49,17 +49,12 @@ async def search(
     if (body.sequences is None) == (body.ids is None):
         raise RefusalError(422, "give either sequences, or ids of the index")
     wanted = len(body.sequences or body.ids or ()) * body.top_k
-    if wanted > service.limits.neighbours:
-        raise RefusalError(
-            413,
-            f"{wanted:,} neighbours, more than {service.limits.neighbours:,}; send fewer sequences, or a lower top_k",
-            limit="neighbours",
-        )
+    check_number(wanted, "neighbours", service.limits)
     async with service.wide_searches.turn(request.state.ongoing) if wanted > WIDE_HITS else nullcontext():
         if body.ids is None:
             query = resolve_request(service, request, about.model, body.sequences or [], output=about.output)
             names = query.ids
-            reply = await service.models.search(about, query.texts, body.top_k, query.caller)
+            reply = await service.models.search(about, query.texts, body.top_k, request.state.caller)
         else:
             about_of(service, request, about.model, None)
             names = body.ids

@@ -76,7 +76,7 @@ async def embed(
     query = resolve_request(
         service, request, None, body.inputs, output="mean", dimensions=body.dimensions, cut=body.cut
     )
-    vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, query.caller))
+    vectors_ND = np.asarray(await service.models.run(query.about.name, "mean", query.texts, request.state.caller))
     if body.normalize:
         # A zero vector stays zero.
         vectors_ND = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
@@ -89,7 +89,7 @@ async def embed_all(
 ) -> Response:
     """One vector per residue."""
     query = resolve_request(service, request, None, body.inputs, output="residues", cut=body.cut)
-    rows = await service.models.run(query.about.name, "residues", query.texts, query.caller)
+    rows = await service.models.run(query.about.name, "residues", query.texts, request.state.caller)
     return await off_loop(are_many(rows), json_answer, rows)
 
 
@@ -103,7 +103,7 @@ async def predict(
         raise RefusalError(422, f"model {about.name} has classes of residues; use POST /v1/classify")
     texts = body.inputs if isinstance(body.inputs, str) else [text for (text,) in body.inputs]
     query = resolve_request(service, request, None, texts, output=CLASSES, cut=body.cut)
-    shares = await service.models.run(about.name, CLASSES, query.texts, query.caller)
+    shares = await service.models.run(about.name, CLASSES, query.texts, request.state.caller)
 
     def likeliest_first(values: np.ndarray) -> list[dict[str, Any]]:
         classes = np.argsort(-values, kind="stable")

@@ -2,8 +2,7 @@
 
 A process compares a whole file with its checksum before the first read, and again only if the file changes.
 ``check_file`` gets the checksum from its caller (a store's manifest, a shard's row). ``verified`` finds it in the
-manifest that every tool writes with its output (:mod:`esmeray.common.publishing`). Files without a manifest are not
-verified.
+manifest that every tool writes with its output. Files without a manifest are not verified.
 """
 
 import time
@@ -11,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from esmeray.common.errors import DataError, parsing, read_json, reading
-from esmeray.common.publishing import MADE_FILE, file_xxh128
+from esmeray.common.publishing.manifest import MADE_FILE, file_xxh128
 
 _DEPTH = 3
 """Maximum number of parent folders that are searched for the manifest; outputs of several models need three
