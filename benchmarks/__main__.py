@@ -49,6 +49,12 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     # Without downloads and messages of the peers' libraries while time is taken.
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+    stages = load_stages(arguments.stages)
+    if arguments.list:
+        for stage in stages:
+            print(f"{stage.name}: {stage.summary}")
+        return 0
+    require_packages(stages)
     # Imported here, since they load torch.
     from benchmarks.harness.machine import describe_machine
     from benchmarks.harness.runner import Run, run_stages
@@ -56,12 +62,6 @@ def main(argv: list[str]) -> int:
     machine = describe_machine()
     if machine.gpu is None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no accelerator
-    stages = load_stages(arguments.stages)
-    if arguments.list:
-        for stage in stages:
-            print(f"{stage.name}: {stage.summary}")
-        return 0
-    require_packages(stages)
     default = RESULTS_ROOT / machine.slug / ("quick" if arguments.quick else "")
     output = (arguments.output or default).absolute()
     # Results are published with their command: an absolute path is cut to its last part.

@@ -89,7 +89,7 @@ class EvaluateTermsSection(EvaluationSection):
     ontology: Path | None = None
     """OBO file of the ontology, e.g. go-basic.obo. A run has its own."""
     input: list[str] = Field(default=[])
-    """Sequences of the truth's proteins, to evaluate the sets of a run: FASTA files, folders, quoted globs, or one
+    """Sequences of the truth's proteins, to evaluate a run: FASTA files, folders, quoted globs, or one
     store."""
     calibrate: bool = False
     """Calibrate the sets and scores of the run with these proteins. Never use test proteins."""
@@ -121,5 +121,5 @@ class EvaluateTermsSection(EvaluationSection):
             raise ValueError("give ontology for a file of predictions, or input for a run, also to calibrate it")
         files = [name for name in ("ontology", "ia", "ia_from", "known", "terms") if getattr(self, name)]
         if self.input and files:
-            raise ValueError(f"{', '.join(files)}: not with input, which evaluates the sets of a run; remove it")
+            raise ValueError(f"{', '.join(files)}: not with input, which evaluates a run; remove it")
         return self

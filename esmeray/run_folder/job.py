@@ -228,7 +228,7 @@ class Journal:
 
     def add(self, lines: Iterable[str]) -> None:
         """Append the lines of the next piece."""
-        piece = encode_record({"lines": [*lines]})
+        piece = encode_record({"piece": self.done, "lines": [*lines]})
         # A single flushed write: a killed process loses only its current piece.
         with writing(self.path):
             self._file.write(piece)
@@ -248,10 +248,13 @@ class Journal:
 
 
 def _pieces(file: BinaryIO) -> Iterator[list[str]]:
-    """Yield the lines of each piece, up to the first damaged one."""
+    """Yield the lines of each piece, up to the first that is damaged, missing or repeated."""
     with suppress(ValueError):
-        for record in iter(file.readline, b""):
-            yield decode_record(record)["lines"]
+        for number, record in enumerate(iter(file.readline, b"")):
+            piece = decode_record(record)
+            if piece["piece"] != number:
+                return
+            yield piece["lines"]
 
 
 @contextmanager

@@ -4,7 +4,9 @@ Precedence: default < file < command line. File and overrides are merged first a
 several keys see the final values. Every error is one line with the file and line, or the option.
 """
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +77,10 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
         refuse_special(path)
         # Composed in addition to loading, because loaded values have no line numbers.
-        text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8")
-        if text.lstrip().startswith("{"):  # JSON allows tabs between tokens and forbids them in strings; YAML does not
-            text = text.replace("\t", " ")
+        text = next((file for file in candidates if file.is_file()), path).read_text(encoding="utf-8-sig")
+        with suppress(ValueError):
+            json.loads(text)
+            text = text.replace("\t", " ")  # valid JSON has tabs between tokens only, where YAML refuses them
         node = yaml.compose(text, Loader=_BoundedLoader)
         settings = yaml.load(text, Loader=_BoundedLoader)
     except OSError as error:

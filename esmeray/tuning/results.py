@@ -12,8 +12,11 @@ from rich.table import Table
 
 from esmeray.common.errors import ResourceError
 from esmeray.common.publishing import write_atomically
+from esmeray.dataset.section import DataSection
+from esmeray.dataset.store.conversion import SAMPLE
 from esmeray.monitoring.advice import Facts, limiting_factor
 from esmeray.train_config.loading import dump_config
+from esmeray.train_config.section import absolute_path
 from esmeray.tuning.records import (
     KEYS,
     NAMES,
@@ -50,6 +53,14 @@ class Results:
     def speed(self, trial: Trial) -> float:
         return trial.measurement.speed(self.margin)
 
+    @property
+    def own(self) -> Trial | None:
+        """The trial of the experiment's own settings, if they ran."""
+        own = [
+            trial for trial in self.trials if trial.settings == self.space.default and trial.measurement.tokens_per_s
+        ]
+        return next(iter(own), None)
+
     def outcomes(self) -> str:
         counts = Counter(STATUSES[trial.measurement.status] for trial in self.trials)
         return ", ".join(f"{count} {word}" for word, count in counts.most_common()) or "none measured"
@@ -58,11 +69,11 @@ class Results:
 def write_best(best: Trial, results: Results, job: Job) -> None:
     """Write the experiment with the fastest settings, and a comment on how they were found.
 
-    It has its own name, since the experiment's checkpoints have other batches.
+    It runs from any folder and has its own name, since the experiment's checkpoints have other batches.
     """
     fastest = job.trial_config(best.settings)
     run = job.config.run.model_copy(update={"name": f"{job.config.run.name}-fastest", "resume": "allow"})
-    runnable = fastest.model_copy(update={"run": run})
+    runnable = fastest.model_copy(update={"run": run, "data": _from_any_folder(fastest.data)})
     lines = [
         f"{_speed_text(best.measurement)}: the fastest of {len(results.trials)} tried configurations (of "
         f"{len(results.space)}),",
@@ -120,6 +131,9 @@ def summary(best: Trial, results: Results) -> Iterator[str]:
     seconds = sum(trial.measurement.seconds for trial in results.trials)
     tried = f"{len(results.trials)} of {len(results.space)} configurations tried in {seconds / 60:.1f} min"
     yield f"{tried}: {results.outcomes()}."
+    if results.own is not None and results.own is not best:
+        ratio = (best.measurement.tokens_per_s or 0.0) / (results.own.measurement.tokens_per_s or 1.0)
+        yield f"{ratio:.2f} times the speed of the experiment's own settings."
     shares: dict[str, Any] = dict(best.measurement.shares)
     if best.settings.workers == 1:  # with one worker, communication is only its agreement with itself
         shares.pop("communication", None)
@@ -162,6 +176,15 @@ def result_text(measurement: Measurement, margin: float) -> str:
         return f"{status} ({measurement.reason.removeprefix(f'{status}: ')})"
     remark = "" if measurement.fits(margin) else f", which leaves less than {margin:.0%} free"
     return f"{_speed_text(measurement)}{remark}"
+
+
+def _from_any_folder(section: DataSection) -> DataSection:
+    """Return the data section with absolute paths."""
+    sources = section.source if section.source == [SAMPLE] else [*map(absolute_path, section.source)]
+    store = None if section.store is None else absolute_path(section.store)
+    held_out = [*map(absolute_path, section.labels.validation_source)]
+    labels = section.labels.model_copy(update={"validation_source": held_out})
+    return section.model_copy(update={"source": sources, "store": store, "labels": labels})
 
 
 def _speed_text(measurement: Measurement) -> str:

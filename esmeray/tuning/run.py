@@ -51,7 +51,9 @@ def dry_run_tune(job: Job) -> int:
     job = _with_first_precision(
         replace(job, config=with_absolute_paths(job.config))
     )  # recorded configs have absolute paths too
-    data_tokens = task_plan(job.config.data, job.config.model).estimate().data.tokens
+    task = task_plan(job.config.data, job.config.model)
+    check_task(task, job.measured.training, job.measured.deepspeed, is_begun=job.folder.trials.exists())
+    data_tokens = task.estimate().data.tokens
     space = make_space(job, resources_to_plan_with(job.config.ray), data_tokens)
     print(dump_config(job.search))
     print("\n".join(space_lines(space, job.search)))
@@ -64,7 +66,7 @@ def _tune_locked(job: Job, signals: StopSignals) -> int:
     if find(job.config.ray) == LOCAL:
         make_space(job, [*local_resources()])  # checks as much as possible before anything is prepared
     task = task_plan(job.measured.data, job.measured.model)
-    check_task(task, job.measured.training, job.measured.deepspeed)
+    check_task(task, job.measured.training, job.measured.deepspeed, is_begun=folder.trials.exists())
     with conversion_bar("preparing the data") as progress:
         store_path = task.prepare(folder.stores, progress)
     data_tokens = task.measure(store_path).data.tokens

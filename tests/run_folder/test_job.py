@@ -128,6 +128,10 @@ def test_a_flipped_bit_or_a_kill_costs_the_pieces_behind_it(tmp_path: Path):
     for length in range(len(content)):
         path.write_bytes(content[:length])
         assert resumed(tmp_path) == wanted, length
+    lines = content.splitlines(keepends=True)
+    for others in (lines[1:], [lines[0], *lines], lines[::-1]):  # pieces that are missing, repeated or in another order
+        path.write_bytes(b"".join(others))
+        assert resumed(tmp_path) == wanted
 
 
 def test_a_journal_that_is_damaged_while_the_job_runs_is_refused(tmp_path: Path):

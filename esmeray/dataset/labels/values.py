@@ -82,7 +82,7 @@ def read_values(
         try:
             parsed.append(read(value))
         except ValueError as error:
-            raise DataError(f"{path}, row {row}, column {column!r}: {error}; correct it, or leave it empty") from None
+            raise DataError(f"{path}, row {row}, column {column!r}: {error}; correct it") from None
     return parsed
 
 

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import ray
 import torch
 from numpy.typing import NDArray
 
-from esmeray.cluster.actor_pool import ActorPool
 from esmeray.cluster.section import RaySection
 from esmeray.common.errors import ConfigError, DataError, ResourceError
 from esmeray.dataset.batches.plan import Indices, longest_first
@@ -33,6 +32,9 @@ from esmeray.inference.folding.predictors import predictor
 from esmeray.tasks.diffusion.data import StructureSource
 from esmeray.tasks.diffusion.section import DiffusionSection
 from esmeray.training.section import TrainingSection
+
+if TYPE_CHECKING:
+    from esmeray.cluster.actor_pool import ActorPool
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +136,9 @@ def actors(
     cpus: int,
     *,
     ended: threading.Event | None = None,
-) -> ActorPool:
+) -> "ActorPool":
     """Start prediction actors, each with ``cpus`` reserved cores and, on CUDA, a GPU. Ray must be connected."""
+    from esmeray.cluster.actor_pool import ActorPool  # imported here, because it imports Ray
 
     def same(first: str, other: str) -> None:
         if first != other:
@@ -164,7 +167,7 @@ def predict_structures(
     tokens: int,
     cache_bytes: int | None,
     plan: Callable[[NDArray[np.int64], int], list[Indices]] = longest_first,
-    workers: ActorPool | None = None,
+    workers: "ActorPool | None" = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FoldingReport:
     """Predict the structures that the cache lacks.
@@ -209,6 +212,8 @@ def predicting(section: PredictionsSection, cluster: RaySection, sequences: Call
 
     Raises ConfigError if the predictor can't be loaded or if training would take every GPU.
     """
+    import ray  # here: it takes a second, which predictions without actors don't need
+
     assert section.folder is not None and section.model is not None
     named = Path(section.folder).absolute()
     cache = named.parent if any(named.glob("shard-*")) else named  # the folder that 'esmeray design fold' prints

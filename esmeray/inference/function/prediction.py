@@ -4,8 +4,8 @@ The run's folder ``function`` is written completely or not at all. It holds:
 
 - the data (:mod:`esmeray.function.proteins`) and the vectors
 - ``ranker_ASPECT.npz``
-- ``calibration_ASPECT.json``: thresholds of conformal sets, fitted to the held-out proteins until
-  :func:`evaluate_sets` calibrates with others
+- ``calibration_ASPECT.json``: calibration of the ranker's scores and thresholds of conformal sets, fitted to the
+  held-out proteins until :func:`evaluate_sets` calibrates with others
 - ``blend.json``: weights, and the metrics of each part, the blend and the ranker on the held-out proteins
 
 Blend and ranker are fitted on parts that know the training proteins only. Predictions then transfer from all proteins.
@@ -133,13 +133,16 @@ def _save_calibrations(folder: Path, calibrations: dict[str, Calibration]) -> No
     # The blend's checksum identifies the run, because the blend depends on all of its parts.
     fingerprint = file_xxh128(folder / BLEND_FILE)
     for name, calibration in calibrations.items():
-        path = folder / f"calibration_{name}.json"
-        calibration.model_copy(update={"fingerprint": fingerprint}).save(path)
+        calibration.model_copy(update={"fingerprint": fingerprint}).save(_calibration_file(folder, name))
+
+
+def _calibration_file(folder: Path, aspect: str) -> Path:
+    return folder / f"calibration_{aspect}.json"
 
 
 def _calibrations(run: Path, aspects: Iterable[str], *, warn: bool = True) -> dict[str, Calibration | None]:
     fingerprint = file_xxh128(run / FOLDER / BLEND_FILE)
-    loaded = {name: Calibration.load(run / FOLDER / f"calibration_{name}.json", fingerprint) for name in aspects}
+    loaded = {name: Calibration.load(_calibration_file(run / FOLDER, name), fingerprint) for name in aspects}
     if warn and any(calibration is not None and calibration.held_out for calibration in loaded.values()):
         log.warning(HELD_OUT)
     return loaded
@@ -317,12 +320,14 @@ def predict(run: Path, options: PredictTermsSection, ingest: IngestSection, *, o
                 "part": part,
                 "format": options.format,
                 "terms": options.most_terms,
+                "coverage": options.coverage,
+                # A later calibration of the run would give other scores and sets than the finished blocks have.
                 "calibrations": {
-                    name: [calibration.temperature, calibration.shift]
+                    name: file_xxh128(_calibration_file(run / FOLDER, name))
                     for name, calibration in calibrations.items()
                     if calibration is not None
-                },
-                **{name: values.tolist() for name, values in thresholds.items()},
+                }
+                or None,
             },
         )
         with journal(partial) as done:

@@ -97,7 +97,7 @@ def _find_titles(titles: list[str], path: Path) -> dict[str, str]:
     missing = [COLUMNS[name][0] for name in REQUIRED if name not in known]
     if missing:
         # Columns already matched are not suggested as nearest.
-        free = [title for title in titles if title not in known.values()]
+        free = [name for name, title in by_name.items() if title not in known.values()]
         described = "; ".join(title + did_you_mean(title, free) for title in missing)
         raise DataError(
             f"{path}: no column for {described}. The log has: {', '.join(titles)}. Add the missing "

@@ -82,8 +82,9 @@ def _evaluate_run(run: Path, section: EvaluateTermsSection, writer: OutputWriter
     for keys in ["aspect"], ["aspect", "bits"], ["aspect", "frequency"]:
         if keys[-1] in sets:
             tables[f"sets_by_{keys[-1]}"] = sets.groupby(keys, observed=True).agg(**_SETS_SHOWN)
-        errors = pairs.groupby(keys, observed=True)[["score", "probability", "is_true"]].apply(calibration_errors)
-        tables[f"probabilities_by_{keys[-1]}"] = errors.astype({"terms": int})
+        if not pairs.empty:  # empty if the ranker scores no term, e.g. without hits
+            errors = pairs.groupby(keys, observed=True)[["score", "probability", "is_true"]].apply(calibration_errors)
+            tables[f"probabilities_by_{keys[-1]}"] = errors.astype({"terms": int})
     for table in tables.values():
         print(table.to_string(float_format="{:.3f}".format))
     if section.output is not None:

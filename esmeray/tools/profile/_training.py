@@ -18,6 +18,7 @@ from esmeray.run_folder.paths import RunFolder
 from esmeray.tasks.plan import task_plan
 from esmeray.tools.profile._gpu_trial import single_process_group
 from esmeray.training.config import Config, with_precision
+from esmeray.training.launch.planning import check_task
 from esmeray.tuning.section import MeasurementSection
 from esmeray.tuning.trial import measure_on_worker
 
@@ -37,9 +38,9 @@ def profile_training(config: Config, folder: Path) -> dict[str, Any]:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with tempfile.TemporaryDirectory() as scratch, single_process_group(device):
         # The store is made in the run's folder, where the run will need it. Everything else goes to a scratch folder.
-        store = str(
-            task_plan(config.data, config.model).prepare(RunFolder(config.run.storage_path, config.run.name).stores)
-        )
+        task = task_plan(config.data, config.model)
+        check_task(task, config.training, config.deepspeed)
+        store = str(task.prepare(RunFolder(config.run.storage_path, config.run.name).stores))
         config = config.model_copy(update={"run": config.run.model_copy(update={"storage_path": scratch})})
         context = WorkerContext(device=device)
         measurement = measure_on_worker(config, context, store, MeasurementSection())

@@ -106,7 +106,8 @@ def check_task(
 ) -> None:
     """Raise ConfigError for ZeRO-3 with a padded backbone, and for adapters that the task would not train.
 
-    ``is_begun``: the run has checkpoints. An earlier version may have ignored its adapters, and it can still resume.
+    ``is_begun``: the run has checkpoints, or the search has trials. An earlier version may have ignored the adapters,
+    and it can still resume.
     """
     rank = task.model.backbone.lora.rank
     if rank and not (task.trains_adapters or is_begun):

@@ -51,7 +51,7 @@ def test_nvidia_smi_logs_are_read_with_their_units(path):
 
 
 def test_missing_columns_are_named_with_the_nearest_and_all_columns(path):
-    write(path, "timestamp,index,utilization.gpu,mem.used,memory.total,temp.gpu,power.draw", "1,0,2,3,4,5,6")
+    write(path, "timestamp,index,utilization.gpu,mem.used [MiB],memory.total,temp.gpu [C],power.draw", "1,0,2,3,4,5,6")
     with pytest.raises(DataError) as error:
         read_gpu_log(path)
     message = str(error.value)
@@ -59,7 +59,10 @@ def test_missing_columns_are_named_with_the_nearest_and_all_columns(path):
         "no column for memory.used (did you mean mem.used?); temperature.gpu (did you mean temp.gpu?); clocks"
         in message
     )
-    assert "The log has: timestamp, index, utilization.gpu, mem.used, memory.total, temp.gpu, power.draw." in message
+    assert (
+        "The log has: timestamp, index, utilization.gpu, mem.used [MiB], memory.total, temp.gpu [C], power.draw."
+        in message
+    )
     assert "\n" not in message
 
 

@@ -10,7 +10,7 @@ import pytest
 from esmeray.common.errors import ConfigError
 from esmeray.monitoring.watch.status import RunStatus
 from esmeray.run_folder.checkpoints import MANIFEST, CheckpointStore
-from esmeray.run_folder.job import held
+from esmeray.run_folder.job import LOCK_FILE, held
 from esmeray.run_folder.paths import Outcome, RunFolder
 from esmeray.tasks.registry import metric_labels
 from tests.monitoring.samples import append
@@ -86,5 +86,5 @@ def test_a_killed_run_is_reported_as_saved_once_its_lock_is_free(run):
         (folder / MANIFEST).write_text(a_manifest(number).sealed().model_dump_json())
         assert lines(run)[0] == f"{ended} {number} of 99; the same command resumes it"
     assert not any("left" in line for line in lines(run))
-    run.lock.write_text(f"1 not-{socket.gethostname()}\n")
+    (run.path / LOCK_FILE).write_text(f"1 not-{socket.gethostname()}\n")
     assert lines(run)[0] == "mine: running", "another machine's lock may not be seen from here"
