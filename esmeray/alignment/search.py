@@ -47,7 +47,7 @@ class SharedWords:
         self._chosen_N = np.arange(len(store)) if records is None else records
         words = [_distinct_words(store.sequence(record)) for record in self._chosen_N.tolist()]
         all_words = np.concatenate([np.empty(0, np.int32), *words])  # the empty array is for an empty store
-        # int32 indices; scipy would take those of int64 starts, at twice the memory.
+        # int32, because int64 starts would give int64 indices, at twice the memory.
         starts_N = np.cumsum([0, *map(len, words)], dtype=np.int32 if len(all_words) < 2**31 else np.int64)
         by_record = csr_array((np.ones(len(all_words), bool), all_words, starts_N), shape=(len(words), _WORDS))
         self._records_of_words = by_record.T.tocsr()
