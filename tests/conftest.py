@@ -47,6 +47,13 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Undo a number of threads that a test sets, e.g. by a program that it runs in this process."""
+    yield
+    torch.set_num_threads(1)
+
+
 RAY_FILES: set[Path] = set()
 """Files with a test on a Ray cluster."""
 RAY = ExitStack()
