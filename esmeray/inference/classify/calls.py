@@ -222,12 +222,7 @@ def evaluate(
         texts = read_texts([section.input], own.data, own.model.tokenizer, space, part, overrides)
     trained = training_store(recorded.run, recorded.data)
     if trained is not None and section.calibrate:
-        unfit = _are_in(trained, np.concatenate([trained.training, trained.test]), texts.texts).sum()
-        if unfit:
-            raise DataError(
-                f"{section.input or 'the held-out records'}: {unfit:,} are in the run's training or test data; "
-                "calibrate with other records"
-            )
+        _refuse_used(trained, texts.texts, section.input or "the held-out records")
     if trained is not None and section.input is not None:
         trained_N = _are_in(trained, trained.training, texts.texts)
     training = None
@@ -278,6 +273,13 @@ def evaluate(
                 building, scored, content, best_of=best_of, counts=counts, facts=facts, calibration=calibration
             )
     return ClassifierEvaluation(len(texts.ids), content, counts, best_of, training_known)
+
+
+def _refuse_used(store: "LabelledStore", texts: Sequence[str], source: str) -> None:
+    """Raise DataError if the run trained on some of these calibrating texts, or tests on them."""
+    unfit = _are_in(store, np.concatenate([store.training, store.test]), texts).sum()
+    if unfit:
+        raise DataError(f"{source}: {unfit:,} are in the run's training or test data; calibrate with other records")
 
 
 def _are_in(store: "LabelledStore", records: "NDArray[np.int64]", texts: Sequence[str]) -> "NDArray[np.bool_]":

@@ -13,6 +13,7 @@ Shape legend: N records, R concatenated residues of all records, C classes, labe
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,32 +124,7 @@ def evaluation_of(
     DivergenceError if a prediction is NaN or infinite.
     """
     kind, targets, records = scored.label_space.kind, scored.targets, scored.records
-    # Each residue has its record's weight.
-    weights = None if scored.weights is None else scored.weights[records]
-
-    def metrics_of(predictions: NDArray, rows: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
-        weights_of_rows = None if weights is None else weights[rows]
-        intervals = bootstrap_intervals(
-            kind,
-            predictions[rows],
-            targets[rows],
-            samples,
-            seed,
-            weights=weights_of_rows,
-            # Whole records are resampled. Residues of one protein are correlated, so that resampling residues would
-            # make intervals too narrow.
-            groups=records[rows],
-        )
-        metrics = classification_metrics(kind, predictions[rows], targets[rows], weights_of_rows)
-        if calibration is not None and predictions is scored.probabilities:
-            calibrated = calibration.probabilities(predictions[rows])
-            after = classification_metrics(kind, calibrated, targets[rows], weights_of_rows)
-            metrics |= {"ece_calibrated": after["ece"]} if "ece" in after else {}
-            metrics |= set_metrics(calibration, calibrated, targets[rows], records[rows])
-        return {
-            "metrics": metrics,
-            "intervals": {name: list(interval) for name, interval in intervals.items()},
-        }
+    metrics_of = partial(_metrics_of, scored, samples, seed, calibration)
 
     def metrics_of_records(chosen_N: NDArray[np.bool_]) -> dict[str, Any]:
         return {"records": int(chosen_N.sum()), **metrics_of(scored.probabilities, chosen_N[records])}
@@ -178,6 +154,33 @@ def evaluation_of(
         "classes": [
             {"name": name, **metrics} for name, metrics in zip(scored.label_space.names, of_classes, strict=True)
         ],
+    }
+
+
+def _metrics_of(
+    scored: Scored,
+    samples: int,
+    seed: int,
+    calibration: Calibration | None,
+    predictions: NDArray,
+    rows: NDArray[np.bool_] | slice = slice(None),
+) -> dict[str, Any]:
+    """Return the metrics of predictions on some rows, and their intervals."""
+    kind, targets, records = scored.label_space.kind, scored.targets[rows], scored.records[rows]
+    # Each residue has its record's weight.
+    weights = None if scored.weights is None else scored.weights[records]
+    # Whole records are resampled. Residues of one protein are correlated, so that resampling residues would make
+    # intervals too narrow.
+    intervals = bootstrap_intervals(kind, predictions[rows], targets, samples, seed, weights=weights, groups=records)
+    metrics = classification_metrics(kind, predictions[rows], targets, weights)
+    if calibration is not None and predictions is scored.probabilities:
+        calibrated = calibration.probabilities(predictions[rows])
+        after = classification_metrics(kind, calibrated, targets, weights)
+        metrics |= {"ece_calibrated": after["ece"]} if "ece" in after else {}
+        metrics |= set_metrics(calibration, calibrated, targets, records)
+    return {
+        "metrics": metrics,
+        "intervals": {name: list(interval) for name, interval in intervals.items()},
     }
 
 
