@@ -60,7 +60,7 @@ def trained(file: str | Path, overrides: Overrides) -> tuple[int, RunFolder]:
     if task.before is not None:
         section = part_named(task.before)(config.run, config.data, getattr(config.model, config.model.task))
         config = config.model_copy(update={"model": config.model.model_copy(update={config.model.task: section})})
-    code = train(config, beside)
+    code = train(config, predicting_structures)
     if code == 0:
         # Created before the task's work, because it uploads files that are newer than itself.
         mirror = RunMirror(run)
@@ -83,7 +83,7 @@ def _next_commands(commands: tuple[str, ...], run: RunFolder, source: list[str])
 
 
 @contextmanager
-def beside(config: Config, store: Path) -> Iterator[Config]:
+def predicting_structures(config: Config, store: Path) -> Iterator[Config]:
     """Run the predictor of structures during the block, if the data settings ask for one.
 
     Yields the config for the workers, which names the folder of predictions.

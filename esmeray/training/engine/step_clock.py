@@ -71,8 +71,8 @@ class StepClock:
         around = self._running[-1] if self._running else None
         if around is None or around.name not in ON_DEVICE:
             return nullcontext()
-        beside = self._on_gpu and torch.cuda.current_stream() != around.stream
-        return nullcontext() if beside else self.phase("communication")
+        on_own_stream = self._on_gpu and torch.cuda.current_stream() != around.stream
+        return nullcontext() if on_own_stream else self.phase("communication")
 
     def stepped(self, tokens: int, own_tokens: int = 0, budget_tokens: int = 0) -> None:
         """End a step with ``tokens`` real tokens in the global batch, ``own_tokens`` of them on this worker.

@@ -57,20 +57,20 @@ from esmeray.training.section import TrainingSection
 WATCHER_TIMEOUT_S = 30.0
 
 
-Beside = Callable[[Config, Path], AbstractContextManager[Config]]
+Background = Callable[[Config, Path], AbstractContextManager[Config]]
 """Factory of a context that runs in the background of training on the cluster.
 
 Gets the config and the prepared data, and returns the config for the workers.
 """
 
 
-def train(config: Config, beside: Beside = lambda config, _: nullcontext(config)) -> int:
+def train(config: Config, background: Background = lambda config, _: nullcontext(config)) -> int:
     """Run the experiment to its end. Raises EsmerayError if it can't start.
 
     Returns the process's exit code: 0 if finished, 128 + signal if stopped, otherwise the failure's code.
     """
     resumption = Resumption(with_absolute_paths(config))
-    return until_signal(resumption.run, lambda signals: _train_locked(resumption, signals, beside), "training")
+    return until_signal(resumption.run, lambda signals: _train_locked(resumption, signals, background), "training")
 
 
 def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) -> int:
@@ -90,7 +90,7 @@ def until_signal(run: RunFolder, work: Callable[[StopSignals], int], name: str) 
         return signals.interrupted_code
 
 
-def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) -> int:
+def _train_locked(resumption: Resumption, signals: StopSignals, background: Background) -> int:
     """Validate everything before writing to the run's folder or starting Ray; then train."""
     # First, because another machine may have trained the run since: all checks need its newest state.
     RunMirror(resumption.run, warn).pull(AT_ONCE_S)
@@ -136,7 +136,7 @@ def _train_locked(resumption: Resumption, signals: StopSignals, beside: Beside) 
             warn(remark)
         _announce(resumption, plan, dashboard)
         _record_start(resumption, task, store_path)
-        with _followed(resumption, plan, signals) as mirror, beside(config, store_path) as of_workers:
+        with _followed(resumption, plan, signals) as mirror, background(config, store_path) as of_workers:
             from esmeray.training.launch import trainers  # here: it loads torch
 
             arguments = {

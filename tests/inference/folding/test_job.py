@@ -19,7 +19,7 @@ from esmeray.inference.folding import job
 from esmeray.inference.folding.job import Folder, FoldingSettings, in_order, predict_structures, sequences_in_order
 from esmeray.inference.folding.predictors import predictor
 from esmeray.run_folder.metrics_log import read_metrics
-from esmeray.tools.train._experiment import beside
+from esmeray.tools.train._experiment import predicting_structures
 from esmeray.training.config import Config
 from tests.inference.embedding.jobs import write_proteins
 from tests.model.support import random_sequences
@@ -136,7 +136,7 @@ def test_training_waits_for_structures_and_is_the_same_to_the_bit(
     predict_structures(sequences, before, tokens=64, cache_bytes=None, plan=in_order)
     train(warm, str(path))
     cold, path = run(tmp_path / "cold", {"folder": str(tmp_path / "ahead"), "on_miss": "wait", "model": str(esmfold)})
-    with beside(cold, path) as of_workers:
+    with predicting_structures(cold, path) as of_workers:
         train(of_workers, str(path))
     assert train_losses(cold) == train_losses(warm)
     assert all((exported_weights(cold)[name] == value).all() for name, value in exported_weights(warm).items())
@@ -167,5 +167,8 @@ def test_a_predictor_that_fails_ends_what_waits_for_it(tmp_path: Path, esmfold: 
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
     settings = {"folder": str(tmp_path / "none"), "on_miss": "wait", "model": str(broken)}
     config, path = run(tmp_path / "run", settings)
-    with beside(config, path) as of_workers, pytest.raises(DataError, match="predicting structures failed"):
+    with (
+        predicting_structures(config, path) as of_workers,
+        pytest.raises(DataError, match="predicting structures failed"),
+    ):
         train(of_workers, str(path))
